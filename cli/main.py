@@ -1,0 +1,5 @@
+"""The command `foredraft`."""
+
+
+def main() -> int:
+    return 0

@@ -1,0 +1,57 @@
+"""Lookahead: an acceptance predictor, a latency model, and the policy that sets γ by them.
+
+What needs torch is imported on first use, so that a command can read its settings quickly. Fitting is
+the only part that needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .config import AdaptiveConfig, FitConfig, LatencyConfig
+from .economics import RoundCosts, best_fixed_gamma, best_gamma, expected_tokens, objective
+
+if TYPE_CHECKING:
+    from .adaptive import AdaptiveLookahead
+    from .calibration import ReliabilityBin, SurvivalRow
+    from .fitting import FitReport, fit_predictor
+    from .latency import LatencyTable, MachineFingerprint
+    from .measuring import measure_latency
+    from .predictor import AcceptancePredictor
+
+__all__ = [
+    "AcceptancePredictor",
+    "AdaptiveConfig",
+    "AdaptiveLookahead",
+    "FitConfig",
+    "FitReport",
+    "LatencyConfig",
+    "LatencyTable",
+    "MachineFingerprint",
+    "ReliabilityBin",
+    "RoundCosts",
+    "SurvivalRow",
+    "best_fixed_gamma",
+    "best_gamma",
+    "expected_tokens",
+    "fit_predictor",
+    "measure_latency",
+    "objective",
+]
+
+_HOMES = {
+    "adaptive": ("AdaptiveLookahead",),
+    "calibration": ("ReliabilityBin", "SurvivalRow"),
+    "fitting": ("FitReport", "fit_predictor"),
+    "latency": ("LatencyTable", "MachineFingerprint"),
+    "measuring": ("measure_latency",),
+    "predictor": ("AcceptancePredictor",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f".{module}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

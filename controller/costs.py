@@ -1,0 +1,89 @@
+"""The latency table as it is now: measured once, corrected by what rounds take.
+
+Log seconds of each part are the table's, plus how slow the machine is at the moment (shared by all
+parts, drifts quickly), plus how the part differs (drifts slowly). A Kalman filter keeps the two apart,
+so a busy machine seen in one kind of round moves the estimates of all kinds, plain decoding included.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..spec import RoundOutcome
+from .economics import RoundCosts
+
+NOISE = 0.15**2  # variance of log seconds between equal rounds
+SHARED_START, SHARED_DRIFT = 0.2**2, 0.02**2  # of the machine's slowness; drift per round
+PART_START, PART_DRIFT = 0.1**2, 0.003**2  # of a part's own deviation
+OUTLIER = 3.0  # standard deviations; a spike counts no more
+OVERHEAD_GAIN = 0.05
+BEHIND_MAX = 2  # tokens a draft step may have to catch up with and still count as a step
+
+
+class OnlineCosts:
+    """Seconds of the parts of a round, kept up to date."""
+
+    def __init__(self, table: RoundCosts) -> None:
+        self._table = table
+        parts = 2 + len(table.verify)  # the machine, the draft step, verify of 1, 2, …
+        self._state = np.zeros(parts)  # logs
+        self._covariance = np.diag([SHARED_START] + [PART_START] * (parts - 1))
+        self._drift = np.array([SHARED_DRIFT] + [PART_DRIFT] * (parts - 1))
+        self._overheads = [table.plain_overhead, table.round_overhead]
+        self._current = table
+
+    @property
+    def current(self) -> RoundCosts:
+        """The best estimate now."""
+        return self._current
+
+    def observe(self, outcome: RoundOutcome, *, behind: int) -> None:
+        """Learn from a round.
+
+        Args:
+            behind: tokens the draft had to catch up with, more than one after plain rounds.
+        """
+        np.einsum("ii->i", self._covariance)[...] += self._drift
+        self._correct(
+            1 + outcome.drafted + 1, outcome.verify_seconds, self._table.verify[outcome.drafted]
+        )
+        rest = outcome.round_seconds - outcome.verify_seconds
+        if outcome.draft_steps:
+            rest -= outcome.draft_seconds
+            if behind <= BEHIND_MAX:
+                step = outcome.draft_seconds / outcome.draft_steps
+                self._correct(1, step, self._table.draft_step)
+        self._follow_overhead(int(outcome.draft_steps > 0), rest)
+        self._rebuild()
+
+    def _correct(self, part: int, seconds: float, expected: float) -> None:
+        """One step of the filter: log(seconds / expected) = machine + part + noise."""
+        if seconds <= 0.0 or expected <= 0.0:
+            return
+        state, covariance = self._state, self._covariance
+        surprise = math.log(seconds / expected) - state.item(0) - state.item(part)
+        reach = covariance[:, 0] + covariance[:, part]  # [parts]
+        variance = reach.item(0) + reach.item(part) + NOISE
+        limit = OUTLIER * math.sqrt(variance)
+        gain = reach / variance
+        state += gain * max(-limit, min(limit, surprise))
+        covariance -= np.outer(gain, reach)
+
+    def _follow_overhead(self, kind: int, seconds: float) -> None:
+        before = self._overheads[kind]
+        bounded = max(0.0, min(seconds, 5.0 * before + 0.1 * self._current.plain))
+        self._overheads[kind] = before + OVERHEAD_GAIN * (bounded - before)
+
+    def _rebuild(self) -> None:
+        factors = np.exp(self._state[1:] + self._state[0]).tolist()
+        self._current = RoundCosts(
+            draft_step=self._table.draft_step * factors[0],
+            verify=tuple(
+                seconds * factor
+                for seconds, factor in zip(self._table.verify, factors[1:], strict=True)
+            ),
+            plain_overhead=self._overheads[0],
+            round_overhead=self._overheads[1],
+        )

@@ -1,0 +1,328 @@
+"""Fits the acceptance predictor on decode traces with scikit-learn, and says honestly how good it is.
+
+Only tested tokens teach (those after a rejection have no outcome). All rows of a prompt stay on one side
+of every split, and the figures of the report are out of fold, the calibration included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .calibration import (
+    ReliabilityBin,
+    Scores,
+    SurvivalRow,
+    reliability,
+    score,
+    survival_table,
+)
+from .config import FitConfig
+from .features import DEPTH, LOOK, feature_matrix
+from .forecast import ForecastPrior
+from .linear import LinearLogit
+from .predictor import AcceptancePredictor
+
+Array = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+SURVIVAL_TOLERANCE, SURVIVAL_ROUNDS = (
+    0.03,
+    50,
+)  # a gap of S_k beyond the first is noted from so many rounds
+_OTHER_COLUMNS = ("request", "round", "prompt_id", "tested", "accepted", "acceptance_prob")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """A fitted predictor and its out-of-fold quality on tested tokens.
+
+    "raw" is the draft's own top-1 probability taken for the chance of acceptance.
+    """
+
+    predictor: AcceptancePredictor
+    rows: int  # tested tokens
+    prompts: int
+    acceptance: float  # share accepted
+    auc: float
+    auc_raw: float
+    log_loss: float
+    log_loss_raw: float
+    ece: float
+    ece_raw: float
+    reliability: list[ReliabilityBin]
+    reliability_raw: list[ReliabilityBin]
+    survival: list[SurvivalRow]
+    notes: list[str]  # what limits the trust in these figures
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the predictor, ready for JSON but for NaN."""
+        content = {name: getattr(self, name) for name in self.__slots__ if name != "predictor"}
+        for name in ("reliability", "reliability_raw", "survival"):
+            content[name] = [asdict(row) for row in content[name]]
+        return content
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The traces as arrays of drafted tokens, N of them, T tested."""
+
+    features: Array  # [N, F]
+    tested: Bools
+    accepted: Bools
+    soft: Array  # Σ min(p, q), NaN where the outcome itself is the label
+    prompt: npt.NDArray[np.intp]
+    request: npt.NDArray[Any]
+    round: npt.NDArray[Any]
+    depth: npt.NDArray[np.intp]
+    raw: Array  # top-1 probability
+
+
+def fit_predictor(
+    traces: Mapping[str, npt.NDArray[Any]],
+    *,
+    target: str = "",
+    draft: str = "",
+    config: FitConfig | None = None,
+) -> FitReport:
+    """Fit, calibrate and judge a predictor.
+
+    Args:
+        traces: columns as `foredraft.data.read_traces` gives them, one entry a drafted token.
+        target, draft: fingerprints of the models that the traces came from; kept in the file.
+
+    Raises:
+        ValueError: if a column is missing or no token was tested.
+    """
+    config = config or FitConfig()
+    rows = _read(traces)
+    notes: list[str] = []
+    folds = list(_folds(rows, config, notes))
+    outside = _out_of_fold(rows, folds, config)  # [N] logits
+    calibrated = _calibrate_out_of_fold(outside, rows, folds, config)  # [N] logits
+    slope, intercept = _platt(outside, rows.tested, rows, notes)
+    linear = _fit_linear(rows, rows.tested, config, notes).rescale(slope, intercept)
+
+    chances = 1.0 / (1.0 + np.exp(-calibrated))
+    tested, accepted = chances[rows.tested], rows.accepted[rows.tested]
+    raw = rows.raw[rows.tested]
+    now, before = (score(c, accepted, config.reliability_bins) for c in (tested, raw))
+    survival = survival_table(rows.request, rows.round, rows.depth, chances, rows.accepted)
+    notes += _survival_notes(survival)
+    training = _training(rows, now, before, notes)
+    predictor = AcceptancePredictor(
+        linear=linear,
+        forecast=_forecast(linear, rows, config),
+        hazards=_hazards(rows),
+        target=target,
+        draft=draft,
+        training=training,
+    )
+    return FitReport(
+        predictor=predictor,
+        rows=training["rows"],
+        prompts=training["prompts"],
+        acceptance=training["acceptance"],
+        auc=now.auc,
+        auc_raw=before.auc,
+        log_loss=now.log_loss,
+        log_loss_raw=before.log_loss,
+        ece=now.ece,
+        ece_raw=before.ece,
+        reliability=reliability(tested, accepted, config.reliability_bins),
+        reliability_raw=reliability(raw, accepted, config.reliability_bins),
+        survival=survival,
+        notes=notes,
+    )
+
+
+def _read(traces: Mapping[str, npt.NDArray[Any]]) -> _Rows:
+    features = feature_matrix(traces)
+    missing = [name for name in _OTHER_COLUMNS if name not in traces]
+    if missing:
+        raise ValueError(f"traces lack the columns {missing}; they have {sorted(traces)}")
+    column = {name: np.asarray(traces[name]) for name in traces}
+    tested = column["tested"].astype(bool)
+    if not tested.any():
+        raise ValueError(f"traces must hold at least one tested token, got {len(tested)} rows")
+    sampled = column["temperature"].astype(np.float64) > 0.0
+    return _Rows(
+        features=features,
+        tested=tested,
+        accepted=column["accepted"].astype(bool),
+        soft=np.where(sampled, column["acceptance_prob"].astype(np.float64), np.nan),
+        prompt=np.unique(column["prompt_id"], return_inverse=True)[1],
+        request=column["request"],
+        round=column["round"],
+        depth=column["depth"].astype(np.intp),
+        raw=np.exp(column["top1_logprob"].astype(np.float64)),
+    )
+
+
+def _folds(rows: _Rows, config: FitConfig, notes: list[str]) -> Iterator[tuple[Bools, Bools]]:
+    """Yield masks [N] of the rows to fit on and the rows to judge; no prompt is in both."""
+    from sklearn.model_selection import GroupKFold
+
+    everything = np.ones(len(rows.prompt), dtype=bool)
+    count = min(config.folds, len(np.unique(rows.prompt)))
+    if count < 2:
+        notes.append("all rows are of one prompt: the figures are in-sample, so too good")
+        yield everything, everything
+        return
+    for _, judged in GroupKFold(count).split(rows.features, groups=rows.prompt):
+        outside = np.zeros_like(everything)
+        outside[judged] = True
+        yield ~outside, outside
+
+
+def _out_of_fold(rows: _Rows, folds: list[tuple[Bools, Bools]], config: FitConfig) -> Array:
+    """Return logits [N], each from a fit that has not seen its prompt."""
+    logits = np.empty(len(rows.prompt))
+    for inside, outside in folds:
+        model = _fit_linear(rows, inside & rows.tested, config, [])
+        logits[outside] = model.logits(rows.features[outside])
+    return logits
+
+
+def _calibrate_out_of_fold(
+    logits: Array, rows: _Rows, folds: list[tuple[Bools, Bools]], config: FitConfig
+) -> Array:
+    """Return Platt-scaled logits [N], each scaled by what the other folds teach."""
+    calibrated = np.empty_like(logits)
+    for inside, outside in folds:
+        slope, intercept = _platt(logits, inside & rows.tested, rows, [])
+        calibrated[outside] = slope * logits[outside] + intercept
+    return calibrated
+
+
+def _labels(rows: _Rows, chosen: Bools) -> tuple[npt.NDArray[np.intp], Bools, Array]:
+    """Return (row, label, weight) of what the chosen rows teach.
+
+    A sampled token teaches its acceptance probability, as an accepted and a rejected copy weighted by
+    it: the same mean as the outcome, far less variance.
+    """
+    index = np.flatnonzero(chosen)
+    chance = np.where(np.isnan(rows.soft), rows.accepted, rows.soft)[index].clip(0.0, 1.0)
+    row = np.concatenate([index, index])
+    label = np.repeat([True, False], len(index))
+    weight = np.concatenate([chance, 1.0 - chance])
+    kept = weight > 0.0
+    return row[kept], label[kept], weight[kept]
+
+
+def _fit_linear(rows: _Rows, chosen: Bools, config: FitConfig, notes: list[str]) -> LinearLogit:
+    """Fit one logistic regression on standardised features; a constant where it cannot be."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    row, label, weight = _labels(rows, chosen)
+    if label.all() or not label.any():
+        hits, total = float(weight[label].sum()), float(weight.sum())
+        notes.append("all outcomes are equal: the predictor is a smoothed constant")
+        return LinearLogit.constant(math.log((hits + 1.0) / (total - hits + 1.0)))
+    features = rows.features[chosen]
+    unknown = np.isnan(features).all(0)
+    features = np.where(unknown, 0.0, features)
+    scaler = StandardScaler().fit(features)  # skips NaN
+    mean, scale = scaler.mean_.copy(), scaler.scale_.copy()
+    mean[DEPTH], scale[DEPTH] = 0.0, 1.0  # a rare depth must feel the penalty like any other
+    low, high = np.nanmin(features, axis=0), np.nanmax(features, axis=0)
+    low[DEPTH], high[DEPTH] = 0.0, 1.0
+    filled = np.where(np.isnan(rows.features), mean, rows.features)[row]
+    model = LogisticRegression(C=config.inverse_regularization, max_iter=1000)
+    model.fit((filled - mean) / scale, label, sample_weight=weight)
+    return LinearLogit(
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        low=tuple(low.tolist()),
+        high=tuple(high.tolist()),
+        coefficients=tuple(model.coef_[0].tolist()),
+        intercept=float(model.intercept_[0]),
+    )
+
+
+def _platt(logits: Array, chosen: Bools, rows: _Rows, notes: list[str]) -> tuple[float, float]:
+    """Return slope and intercept that make out-of-fold logits calibrated (Platt 1999).
+
+    A slope below 0 says that the features order tokens worse than chance: then only the mean is kept.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    row, label, weight = _labels(rows, chosen)
+    if label.all() or not label.any():
+        return 1.0, 0.0
+    model = LogisticRegression(C=100.0, max_iter=1000)
+    model.fit(logits[row][:, None], label, sample_weight=weight)
+    slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if slope > 0.0:
+        return slope, intercept
+    notes.append("the features do not order tokens by acceptance: the predictor is a constant")
+    hits, total = float(weight[label].sum()), float(weight.sum())
+    return 0.0, math.log((hits + 1.0) / (total - hits + 1.0))
+
+
+def _forecast(linear: LinearLogit, rows: _Rows, config: FitConfig) -> ForecastPrior:
+    """Return the chain of looks in the traces, over bins of equal count."""
+    looks = linear.terms(rows.features)[:, LOOK].sum(1)  # [N]
+    quantiles = np.linspace(0.0, 1.0, config.forecast_bins + 1)[1:-1]
+    edges = np.unique(np.quantile(looks, quantiles))
+    bins = np.searchsorted(edges, looks, side="right")
+    count = len(edges) + 1
+    centers = [
+        float(looks[bins == bin_].mean())
+        if (bins == bin_).any()
+        else float(edges[max(bin_ - 1, 0)])
+        for bin_ in range(count)
+    ]
+    everywhere = np.bincount(bins, minlength=count) + 1e-3
+    first = np.bincount(bins[rows.depth == 1], minlength=count) + everywhere / everywhere.sum()
+    following = np.tile(everywhere / everywhere.sum(), (count, 1))
+    order = np.lexsort((rows.depth, rows.round, rows.request))
+    before, after = order[:-1], order[1:]
+    linked = (rows.depth[after] == rows.depth[before] + 1) & (
+        rows.round[after] == rows.round[before]
+    )
+    linked &= rows.request[after] == rows.request[before]
+    np.add.at(following, (bins[before[linked]], bins[after[linked]]), 1.0)
+    following /= following.sum(1, keepdims=True)
+    return ForecastPrior(
+        edges=tuple(edges.tolist()),
+        centers=tuple(centers),
+        first=tuple((first / first.sum()).tolist()),
+        following=tuple(map(tuple, following.tolist())),
+    )
+
+
+def _hazards(rows: _Rows) -> tuple[float, ...]:
+    """Return smoothed shares of accepted among tested tokens, by depth."""
+    depth = rows.depth[rows.tested]
+    tested = np.bincount(depth, minlength=2)[1:]
+    hits = np.bincount(depth[rows.accepted[rows.tested]], minlength=len(tested) + 1)[1:]
+    return tuple(((hits + 1.0) / (tested + 2.0)).tolist())
+
+
+def _survival_notes(survival: list[SurvivalRow]) -> list[str]:
+    return [
+        f"depth {row.depth}: predicted survival {row.predicted:.3f}, observed {row.observed:.3f}"
+        for row in survival
+        if row.rounds >= SURVIVAL_ROUNDS and abs(row.predicted - row.observed) > SURVIVAL_TOLERANCE
+    ]
+
+
+def _training(rows: _Rows, now: Scores, before: Scores, notes: list[str]) -> dict[str, Any]:
+    """Return what the predictor's file keeps of its origin."""
+    import sklearn
+
+    return {
+        "rows": int(rows.tested.sum()),
+        "prompts": len(np.unique(rows.prompt[rows.tested])),
+        "acceptance": float(rows.accepted[rows.tested].mean()),
+        **asdict(now),
+        **{f"{name}_raw": value for name, value in asdict(before).items()},
+        "scikit_learn": sklearn.__version__,
+        "notes": list(notes),
+    }

@@ -1,0 +1,147 @@
+"""The costs of a round on this machine: measured as whole rounds of the real loop, kept as JSON.
+
+Invariant: a table says on which machine it was measured and is refused on another. The verify curve is
+never smoothed: its steps are what the controller plans around.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import check_integer
+from .economics import RoundCosts
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFingerprint:
+    """What a latency depends on besides the models."""
+
+    device: str
+    torch: str
+    threads: int
+
+    @classmethod
+    def here(cls, device: torch.device | str) -> MachineFingerprint:
+        """Return the fingerprint of a device of this machine, as this process uses it."""
+        device = torch.device(device)
+        if device.type == "cuda":
+            name = (
+                torch.cuda.get_device_name(device) if torch.cuda.is_available() else "cuda (none)"
+            )
+        else:
+            name = f"{device.type} {_processor()}"
+        return cls(device=name, torch=torch.__version__, threads=torch.get_num_threads())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyTable:
+    """Seconds of the parts of a round, low quantiles over repeats.
+
+    Raises:
+        ValueError: naming the field that is not positive.
+    """
+
+    draft_step_seconds: float  # one draft forward, the choice of the token included
+    verify_seconds: tuple[float, ...]  # the target's forward over 1, 2, …, γ_max + 1 tokens
+    overhead_seconds: float  # the rest of a round
+    context_length: int  # while measuring
+    machine: MachineFingerprint
+    device: str = "cpu"  # of the models, as torch names it
+    target: str = ""  # model fingerprints; empty where not known
+    draft: str = ""
+    spread: float = 1.0  # median over 10% quantile of the repeats, the median over the cells
+    contended: bool = False  # the machine was busy to the last pass: the figures may be high
+
+    def __post_init__(self) -> None:
+        cells = (self.draft_step_seconds, *self.verify_seconds)
+        if len(self.verify_seconds) < 2 or not all(0.0 < cell < float("inf") for cell in cells):
+            raise ValueError(
+                "draft_step_seconds and verify_seconds (of 1 and more tokens) must be positive, "
+                f"got {self.draft_step_seconds!r} and {self.verify_seconds!r}"
+            )
+        if not 0.0 <= self.overhead_seconds < float("inf"):
+            raise ValueError(f"overhead_seconds must be >= 0, got {self.overhead_seconds!r}")
+        check_integer("context_length", self.context_length, low=1)
+
+    @property
+    def gamma_max(self) -> int:
+        """The largest γ that was measured."""
+        return len(self.verify_seconds) - 1
+
+    @property
+    def cost_ratio(self) -> float:
+        """c: seconds of a draft step per second of a one-token target step."""
+        return self.draft_step_seconds / self.verify_seconds[0]
+
+    def costs(self, gamma_max: int) -> RoundCosts:
+        """Return the costs up to `gamma_max`."""
+        check_integer("gamma_max", gamma_max, low=1, high=self.gamma_max)
+        return RoundCosts(
+            draft_step=self.draft_step_seconds,
+            verify=self.verify_seconds[: gamma_max + 1],
+            plain_overhead=self.overhead_seconds,
+            round_overhead=self.overhead_seconds,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as JSON."""
+        content = {"schema": SCHEMA, **asdict(self)}
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        machine: MachineFingerprint | None = None,
+        target: str | None = None,
+        draft: str | None = None,
+    ) -> LatencyTable:
+        """Read a table.
+
+        Args:
+            machine: where it is to be used; None: this machine, as this process uses the table's device.
+            target, draft: fingerprints of the models in use; None: not checked.
+
+        Raises:
+            ValueError: if the file is missing, broken, of another schema, or measured elsewhere.
+        """
+        try:
+            content: dict[str, Any] = json.loads(Path(path).read_text())
+            if content.pop("schema", None) != SCHEMA:
+                raise ValueError(f"schema is not {SCHEMA}")
+            content["machine"] = MachineFingerprint(**content["machine"])
+            content["verify_seconds"] = tuple(content["verify_seconds"])
+            table = cls(**content)
+            table._check(machine or MachineFingerprint.here(table.device), target, draft)
+        except (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}: not a usable latency table: {error}") from error
+        return table
+
+    def _check(self, machine: MachineFingerprint, target: str | None, draft: str | None) -> None:
+        used = {**asdict(machine), "target": target, "draft": draft}
+        measured = {**asdict(self.machine), "target": self.target, "draft": self.draft}
+        for name, value in used.items():
+            if value is not None and measured[name] != value:
+                raise ValueError(
+                    f"measured with {name} = {measured[name]!r}, but here it is {value!r}; "
+                    "measure again"
+                )
+
+
+def _processor() -> str:
+    """Return the processor's name, which platform.processor() leaves out on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

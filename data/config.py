@@ -1,0 +1,76 @@
+"""Settings of what this package writes.
+
+Imports neither torch nor transformers, so that a command's `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """How the target answers the prompts of a corpus.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Each prompt is answered once per temperature; 0 is greedy."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer; longer ones are cut and marked "length"."""
+    batch_size: int = 32
+    """Prompts answered at once."""
+    seed: int = 0
+    """Seeds the sampled answers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperatures", _checked_temperatures(self.temperatures))
+        _check_integer("max_new_tokens", self.max_new_tokens, low=1)
+        _check_integer("batch_size", self.batch_size, low=1)
+        _check_integer("seed", self.seed, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """How decode traces are recorded.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    gamma: int = 4
+    """Tokens drafted in every round."""
+    max_tokens: int = 64
+    """Most tokens of an answer."""
+    temperatures: tuple[float, ...] = (0.0,)
+    """Each prompt is decoded once per temperature; 0 is greedy."""
+    seed: int = 0
+    """Seeds the sampled answers."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperatures", _checked_temperatures(self.temperatures))
+        _check_integer("gamma", self.gamma, low=1)
+        _check_integer("max_tokens", self.max_tokens, low=2)  # with 1 there is no room for a draft
+        _check_integer("seed", self.seed, low=0)
+
+
+def _check_integer(name: str, value: int, *, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+
+
+def _checked_temperatures(values: tuple[float, ...]) -> tuple[float, ...]:
+    numeric = isinstance(values, tuple | list) and all(
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0.0 <= value < math.inf  # NaN fails this too
+        for value in values
+    )
+    if not numeric or not values or len(set(values)) < len(values):
+        raise ValueError(
+            f"temperatures must be distinct numbers in [0, inf), one or more, got {values!r}"
+        )
+    return tuple(float(value) for value in values)

@@ -1,0 +1,98 @@
+"""The controller's seam: how far ahead to draft.
+
+A policy must be *non-anticipating*: whether token k is drafted may depend on everything known before
+it is drawn (earlier rounds, the tokens drafted before it, the draft's distribution for it), never on
+the token itself. The shape of the protocol holds this: a policy is never shown a token before its
+fate is sealed, and has no way to withdraw one that was drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """What is known before a round."""
+
+    context_length: int  # tokens committed so far, prompt included
+    gamma_limit: int  # most tokens that may be drafted: budget and both contexts considered
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundOutcome:
+    """What a round turned out to be. Times are host seconds, synchronised where the device is not the CPU."""
+
+    drafted: int  # tokens drawn from the draft, all of them verified
+    accepted: int  # accepted_length, 0..drafted; tokens after the first rejection were never tested
+    draft_seconds: float  # all draft forwards of the round, the policy's own work included
+    verify_seconds: float  # the target's forward over drafted + 1 tokens
+    round_seconds: float  # the whole round
+    draft_steps: (
+        int  # draft forwards run: drafted, or one more where the policy stopped after a look
+    )
+    target_logits: torch.Tensor  # [drafted + 1, V], raw; row k judged drafted token k + 1
+    target_probs: torch.Tensor  # [drafted + 1, V], p as used
+    draft_probs: torch.Tensor  # [drafted, V], q as drawn from
+
+
+class LookaheadPolicy(Protocol):
+    """Says how many tokens to draft. One object serves one decoder; it may learn across requests.
+
+    The loop calls, per request `begin_request` once; per round `begin_round` once, then for each
+    depth k = 1, 2, … up to the cap `wants_step` and `wants_token`, then `end_round` once.
+    """
+
+    gamma_max: int  # never asks for more than this; sizes the buffers
+
+    def begin_request(self, params: SamplingParams) -> None:
+        """A new request starts."""
+
+    def begin_round(self, start: RoundStart) -> int:
+        """Return the cap for this round: 0 (decode plainly) to `start.gamma_limit`."""
+
+    def wants_step(self, depth: int) -> bool:
+        """Run the draft forward that gives the distribution of drafted token `depth` (from 1)?"""
+
+    def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        """Draw drafted token `depth` from the distribution just computed?
+
+        Args:
+            draft_logits: [V_draft], raw (before temperature and filters); not to be changed. Also
+                called for the first token.
+        """
+
+    def end_round(self, outcome: RoundOutcome) -> None:
+        """Learn from the round."""
+
+
+class FixedLookahead:
+    """Drafts `gamma` tokens in every round; γ = 0 is plain decoding."""
+
+    def __init__(self, gamma: int) -> None:
+        if not isinstance(gamma, int) or isinstance(gamma, bool) or gamma < 0:
+            raise ValueError(f"gamma must be an integer >= 0, got {gamma!r}")
+        self.gamma_max = gamma
+
+    def begin_request(self, params: SamplingParams) -> None:
+        pass
+
+    def begin_round(self, start: RoundStart) -> int:
+        return min(self.gamma_max, start.gamma_limit)
+
+    def wants_step(self, depth: int) -> bool:
+        return True
+
+    def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        return True
+
+    def end_round(self, outcome: RoundOutcome) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"FixedLookahead({self.gamma_max})"

@@ -1,0 +1,72 @@
+"""One round of speculative decoding: draft, verify, keep, roll back. Plain decoding is γ = 0 of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from .cached import CachedModel
+from .drafter import Drafter, Proposal
+from .draws import Draws
+from .params import SamplingParams
+from .policy import LookaheadPolicy, RoundOutcome, RoundStart
+from .sampling import penalize_repetition, token_probs
+from .verify import verify
+
+
+@torch.inference_mode()
+def decode_round(
+    tokens: Sequence[int],
+    target: CachedModel,
+    drafter: Drafter | None,
+    policy: LookaheadPolicy,
+    params: SamplingParams,
+    draws: Draws,
+    *,
+    gamma_limit: int,
+) -> tuple[list[int], RoundOutcome]:
+    """Return the tokens that follow `tokens`, between 1 and γ + 1 of them, and how the round went.
+
+    Args:
+        tokens: the sequence so far; all but its last token are in the target's cache.
+        gamma_limit: most tokens that may be drafted.
+    """
+    begun = time.perf_counter()
+    gamma = policy.begin_round(RoundStart(context_length=len(tokens), gamma_limit=gamma_limit))
+    if not 0 <= gamma <= gamma_limit:
+        raise ValueError(
+            f"gamma must lie in [0, {gamma_limit}], the policy {policy!r} said {gamma}"
+        )
+    if drafter is None or gamma == 0:
+        proposal = Proposal([], torch.empty(0, target.width or 0), steps=0)
+    else:
+        proposal = drafter.propose(tokens, gamma, policy, params, draws)
+    drafted = time.perf_counter()
+
+    logits = target.advance([*tokens, *proposal.tokens], keep=len(proposal.tokens) + 1)  # [γ+1, V]
+    verified = time.perf_counter()
+    target_probs = token_probs(
+        penalize_repetition(logits, params.repetition_penalty, tokens, proposal.tokens), params
+    )  # [γ+1, V]
+    draft_probs = proposal.probs.to(target_probs)  # [γ, V]
+    accepted, last = verify(target_probs, draft_probs, proposal.tokens, draws)
+
+    length = len(tokens) + accepted  # the last token is pending: the next round feeds it
+    target.roll_back(length)
+    if drafter is not None:
+        drafter.roll_back(length)
+    outcome = RoundOutcome(
+        drafted=len(proposal.tokens),
+        accepted=accepted,
+        draft_steps=proposal.steps,
+        draft_seconds=drafted - begun,
+        verify_seconds=verified - drafted,
+        round_seconds=time.perf_counter() - begun,
+        target_logits=logits,
+        target_probs=target_probs,
+        draft_probs=draft_probs,
+    )
+    policy.end_round(outcome)
+    return [*proposal.tokens[:accepted], last], outcome

@@ -1,0 +1,153 @@
+"""Plain decoding of many prompts at once, for writing corpora: rows leave when they end, others join.
+
+One forward serves all rows. Rows stand at different lengths in one cache, so nothing is padded to
+the longest row but the reading of its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .cache import KVCache
+from .cached import cache_argument, context_length, refuse_without_rollback
+from .draws import Draws, GeneratorDraws
+from .params import SamplingParams
+from .sampling import token_probs
+
+
+@dataclass(slots=True)
+class _Row:
+    index: int  # which prompt
+    draws: Draws
+    length: int  # tokens in the cache
+    pending: int  # the token to feed next
+    response: list[int] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def decode_rows(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    seeds: Sequence[int],
+    rows: int,
+    eos_token_ids: Sequence[int],
+    width: int | None = None,
+) -> Iterator[tuple[int, list[int], str]]:
+    """Yield (prompt index, response tokens with the end token, finish reason) as outputs end.
+
+    A row's draws come from its own seed, so its output does not depend on its neighbours but for
+    the rounding of a batched forward.
+
+    Args:
+        model: a causal LM in eval mode with full attention in all layers.
+        params: the same for all rows; penalties and stop strings are not supported here.
+        seeds: one a prompt.
+        rows: how many are decoded at a time.
+        width: logits are cut to this many entries.
+
+    Raises:
+        ValueError: if the model or a parameter is not supported, or a prompt leaves no room.
+    """
+    _check(model, params, prompts)
+    capacity = min(max(map(len, prompts), default=0) + params.max_tokens, context_length(model))
+    ends = set(params.stop_token_ids) | set(() if params.ignore_eos else eos_token_ids)
+    batch = _Batch(model, rows=min(rows, len(prompts)), capacity=capacity, width=width)
+    waiting = iter(range(len(prompts)))
+    active: dict[int, _Row] = {}  # slot -> row
+    while True:
+        for slot in range(batch.rows):
+            if slot not in active and (index := next(waiting, None)) is not None:
+                batch.prefill(slot, prompts[index][:-1])
+                draws = GeneratorDraws(seeds[index])
+                active[slot] = _Row(index, draws, len(prompts[index]) - 1, prompts[index][-1])
+        if not active:
+            return
+        tokens = _draw(batch.step(active), active, params)
+        for (slot, row), token in zip(list(active.items()), tokens, strict=True):
+            row.length += 1
+            row.pending = token
+            row.response.append(token)
+            ended = token in ends
+            if ended or len(row.response) == params.max_tokens or row.length + 1 >= capacity:
+                del active[slot]
+                yield row.index, row.response, "stop" if ended else "length"
+
+
+def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]]) -> None:
+    refuse_without_rollback(model)
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (
+        "layer_types" not in config.to_dict()
+        and getattr(config, "sliding_window", None) is not None
+    ):
+        raise ValueError(f"{type(model).__name__}: rows of different length need full attention")
+    if params.repetition_penalty != 1.0 or params.stop:
+        raise ValueError("repetition_penalty and stop are not supported when decoding many rows")
+    room = context_length(model) - 1
+    for index, prompt in enumerate(prompts):
+        if not 1 <= len(prompt) <= room:
+            raise ValueError(f"prompt {index} must have 1 to {room} tokens, got {len(prompt)}")
+
+
+def _draw(logits: torch.Tensor, active: dict[int, _Row], params: SamplingParams) -> list[int]:
+    """Draw each row's next token from logits [active rows, V]."""
+    if params.greedy:
+        return [int(token) for token in logits.argmax(-1).tolist()]
+    probs = token_probs(logits, params)
+    return [row.draws.token(law) for row, law in zip(active.values(), probs, strict=True)]
+
+
+class _Batch:
+    """The cache of all rows and the forwards over it."""
+
+    def __init__(self, model: Any, *, rows: int, capacity: int, width: int | None) -> None:
+        self.model, self.rows, self._width = model, rows, width
+        self._cache_argument = cache_argument(model)
+        self._device = next(model.parameters()).device
+        layers = model.config.get_text_config().num_hidden_layers
+        self._layers = layers
+        self._cache = KVCache(layers, rows=rows, capacity=capacity)
+
+    def prefill(self, slot: int, tokens: Sequence[int]) -> None:
+        """Put the keys and values of one prompt into a row."""
+        if not tokens:
+            return
+        single = KVCache(self._layers, rows=1, capacity=len(tokens))
+        self.model(
+            input_ids=torch.tensor([list(tokens)], device=self._device),
+            use_cache=True,
+            logits_to_keep=1,
+            **{self._cache_argument: single},
+        )
+        for whole, part in zip(self._cache.layers, single.layers, strict=True):
+            if not whole.is_initialized:
+                whole.lazy_initialization(part.keys, part.values)
+            whole.keys[slot, :, : len(tokens)] = part.keys[0]
+            whole.values[slot, :, : len(tokens)] = part.values[0]
+
+    def step(self, active: dict[int, _Row]) -> torch.Tensor:
+        """Feed each active row's pending token and return logits [active rows, V]. Other rows idle."""
+        lengths = torch.zeros(self.rows, dtype=torch.int64)  # [rows]
+        tokens = torch.zeros(self.rows, 1, dtype=torch.int64)  # [rows, 1]
+        for slot, row in active.items():
+            lengths[slot], tokens[slot] = row.length, row.pending
+        positions = lengths[:, None].to(self._device)  # [rows, 1]
+        longest = int(lengths.max())
+        self._cache.cover = longest
+        self._cache.place_rows(positions)
+        seen = torch.arange(longest + 1, device=self._device) <= positions  # [rows, longest + 1]
+        logits = self.model(
+            input_ids=tokens.to(self._device),
+            attention_mask=seen,
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_argument: self._cache},
+        ).logits[:, -1]  # [rows, V]
+        return logits[list(active), : self._width]  # type: ignore[no-any-return]

@@ -1,0 +1,79 @@
+"""From logits to the law that tokens are drawn from.
+
+Greedy is the one-hot law: it passes through the same verifier as everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .params import SamplingParams
+
+
+def token_probs(
+    logits: torch.Tensor, params: SamplingParams, *, temperature_factor: float = 1.0
+) -> torch.Tensor:
+    """Return the law of the next token, row by row.
+
+    Temperature, top-k, top-p and min-p are applied in transformers' order. Ties at the edge of top-k
+    are all kept, as there.
+
+    Args:
+        logits: [N, V], after penalties; at least one finite entry in each row.
+        temperature_factor: multiplies the temperature (a draft may be drawn cooler or hotter).
+
+    Returns:
+        [N, V], in float32, or float64 where the logits are.
+    """
+    if params.greedy:
+        best = logits.argmax(-1, keepdim=True)  # [N, 1]
+        return torch.zeros_like(logits, dtype=_precision(logits)).scatter_(-1, best, 1.0)
+    logits = logits.to(_precision(logits)) / (params.temperature * temperature_factor)
+    if 0 < params.top_k < logits.shape[-1]:
+        smallest = logits.topk(params.top_k, -1).values[:, -1:]  # [N, 1]
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
+    if params.top_p < 1.0:
+        logits = _filter_top_p(logits, params.top_p)
+    probs = logits.softmax(-1)
+    if params.min_p > 0.0:
+        floor = params.min_p * probs.amax(-1, keepdim=True)  # [N, 1]
+        probs = probs.masked_fill(probs < floor, 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+def _filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    ordered, index = logits.sort(-1, descending=False)  # ascending, as transformers sorts
+    removed = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
+    removed[:, -1] = False  # the likeliest stays
+    return logits.masked_fill(torch.zeros_like(removed).scatter_(-1, index, removed), -torch.inf)
+
+
+def penalize_repetition(
+    logits: torch.Tensor, penalty: float, seen: Sequence[int], drafted: Sequence[int]
+) -> torch.Tensor:
+    """Return logits with the repetition penalty of each position's own history.
+
+    Args:
+        logits: [N, V]; row i follows the context and the first i drafted tokens.
+        penalty: positive logits of seen tokens are divided by it, negative ones multiplied.
+        seen: token ids of the context, repeats allowed.
+        drafted: at least N - 1 token ids.
+
+    Source: Keskar et al. 2019 (CTRL), in the form transformers uses.
+    """
+    if penalty == 1.0:
+        return logits
+    rows, vocabulary = logits.shape
+    repeated = torch.zeros(rows, vocabulary, dtype=torch.bool, device=logits.device)
+    repeated[:, [token for token in set(seen) if token < vocabulary]] = True
+    for position, token in enumerate(drafted[: rows - 1]):
+        repeated[position + 1 :, token] = True
+    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(repeated, penalized, logits)
+
+
+def _precision(logits: torch.Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,0 +1,152 @@
+"""Trackers: W&B never asks, runs end whatever happens, metrics.jsonl is complete."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import wandb
+from toy_corpus import random_rows, write_corpus_folder
+
+from foredraft.train import DistillConfig, distill
+from foredraft.train.loop import Run
+from foredraft.train.tracking import read_metrics
+from toys import byte_tokenizer, tiny_llama
+
+
+class FakeRun:
+    """A W&B run that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.finished = 0
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+class FakeWandb:
+    """What replaces W&B's own functions, and the arguments that they were given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs: list[FakeRun] = []
+        self.options: list[dict[str, Any]] = []
+        self.hyperparameters: dict[str, Any] = {}
+        monkeypatch.setattr(wandb, "init", self._init)
+        monkeypatch.setattr(wandb, "config", SimpleNamespace(update=self._update))
+
+    def _init(self, **options: Any) -> FakeRun:
+        self.options.append(options)
+        self.runs.append(FakeRun())
+        return self.runs[-1]
+
+    def _update(self, values: dict[str, Any], **_: Any) -> None:
+        self.hyperparameters = values
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeWandb:
+    """Return a W&B without network, on a machine without a key."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NETRC", raising=False)
+    return FakeWandb(monkeypatch)
+
+
+def run(tmp_path: Path, **changes: Any) -> Any:
+    target = tiny_llama()
+    corpus = tmp_path / "corpus"
+    if not corpus.exists():
+        rows = [*random_rows(8), *random_rows(2, split="dev", seed=1)]
+        write_corpus_folder(corpus, target, rows)
+    fields = {
+        "target": "toy", "corpus": str(corpus), "output": str(tmp_path / "run"), "layers": 1,
+        "head_tokens": 60, "steps": 4, "batch_rows": 2, "eval_every": 2, "save_every": 2,
+        "report_to": "wandb",
+    }  # fmt: skip
+    config = DistillConfig(**{**fields, **changes})
+    return distill(config, target=target, tokenizer=byte_tokenizer())
+
+
+def test_without_a_key_wandb_is_offline_and_gets_every_metric(
+    fake: FakeWandb, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B77."""
+    result = run(tmp_path, run_name="a name")
+    options = fake.options[0]
+    assert (options["mode"], options["dir"]) == ("offline", str(tmp_path / "run"))
+    assert (options["project"], options["name"]) == ("foredraft", "a name")
+    assert "no W&B key" in capsys.readouterr().out
+    assert [{"step": step, **values} for step, values in fake.runs[0].logged] == result.curve
+    assert fake.runs[0].finished == 1
+    assert fake.hyperparameters["learning_rate"] == 1e-3
+    assert {"target_fingerprint", "train_tokens"} <= fake.hyperparameters.keys()
+
+
+@pytest.mark.parametrize("where", ["environment", "netrc"])
+def test_with_a_key_a_resumed_run_goes_on_in_the_same_wandb_run(
+    fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """B78, B79: the run is ended though training fails, and taken up under its id."""
+    if where == "environment":
+        monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    else:
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / ".netrc").write_text("machine api.wandb.ai login user password key\n")
+    original = Run.step
+
+    def fail_at_three(self: Run) -> dict[str, float]:
+        if self.state.step == 3:
+            raise RuntimeError("out of luck")
+        return original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", fail_at_three)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            run(tmp_path)
+    assert fake.runs[0].finished == 1
+    result = run(tmp_path)
+    first, second = fake.options
+    assert first["mode"] == second["mode"] == "online"
+    assert first["id"] == second["id"]
+    assert second["resume"] == "allow"
+    assert read_metrics(tmp_path / "run", until=4) == result.curve
+    assert [row["step"] for row in result.curve if "train/loss" in row] == [1, 2, 3, 4]
+
+
+def test_an_attempt_offline_is_a_run_of_its_own_in_one_group(
+    fake: FakeWandb, tmp_path: Path
+) -> None:
+    """B79: offline runs with one id would overwrite each other when they are synced."""
+    run(tmp_path)
+    run(tmp_path)
+    assert "id" not in fake.options[1]
+    assert fake.options[0]["group"] == fake.options[1]["group"]
+
+
+def test_the_users_own_wandb_mode_is_kept(
+    fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    run(tmp_path)
+    assert fake.options[0]["mode"] == "disabled"
+
+
+def test_a_tracker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"report_to must be one of none, .*got 'nonsense'"):
+        run(tmp_path, report_to="nonsense")
+
+
+@pytest.mark.slow
+def test_wandb_itself_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, without key, network and keyboard."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    run(tmp_path)
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))

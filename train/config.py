@@ -1,0 +1,136 @@
+"""What a distillation run is asked for. Imports no torch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Fields that may differ when a run is resumed: they change how it is computed and shown, not what.
+OUTPUT_NEUTRAL = frozenset(
+    {
+        "chunk_tokens",
+        "corpus",  # bound by the hash of its rows
+        "keep",
+        "micro_rows",
+        "output",
+        "report_to",
+        "run_name",
+        "save_every",
+        "teacher_cache_gb",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillConfig:
+    """How a draft is distilled from a target.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    target: str
+    """Target model: hub id or folder of a causal LM."""
+    corpus: str
+    """Folder of a target-written corpus (rows.jsonl and manifest.json)."""
+    output: str = "runs/draft"
+    """Folder for checkpoints, metrics.jsonl and run.yaml; the same config again resumes there."""
+    draft: str | None = None
+    """Model to start from, with the target's tokenizer; none: the target's first layers."""
+    layers: int = 2
+    """Layers taken from the target where no draft is given."""
+    head_tokens: int | None = 16384
+    """Vocabulary entries the draft can propose, the corpus's most frequent; none: all of them."""
+    train_embeddings: bool = False
+    """Train the input embedding too; it is large, and the target's own is a good one."""
+
+    steps: int = 300
+    """Optimizer steps."""
+    batch_rows: int = 16
+    """Corpus rows in an optimizer step, all processes together."""
+    micro_rows: int | None = None
+    """Corpus rows in one forward of a process; gradients are accumulated. None: all at once."""
+    max_length: int = 1024
+    """Tokens of prompt and response; what is beyond is cut from the response's end."""
+    complete_only: bool = True
+    """Train only on responses that ended by themselves, not on those cut by a length limit."""
+    seed: int = 0
+    """Seeds the order of the rows (and dropout, where the draft has any)."""
+    max_seconds: float | None = None
+    """Wall time for training, in seconds; the learning rate ends low in time. None: no limit."""
+
+    learning_rate: float = 1e-3
+    """Peak of the learning rate, AdamW."""
+    min_lr_ratio: float = 0.1
+    """Last learning rate over the peak; a cosine lies between."""
+    warmup_ratio: float = 0.05
+    """Share of the run in which the learning rate rises."""
+    weight_decay: float = 0.0
+    """AdamW's decay, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averages of the gradient and its square."""
+    max_grad_norm: float = 1.0
+    """Gradients longer than this are scaled down to it."""
+    temperature: float = 1.0
+    """Divides the logits of both models in the loss."""
+    chunk_tokens: int = 1024
+    """Tokens whose logits exist at the same time; more take more memory."""
+    mixed_precision: str = "no"
+    """"no" (float32) or "bf16"; weights and optimizer stay in float32."""
+    teacher_cache_gb: float = 2.0
+    """Memory per process for the target's hidden states, GB; the others are computed anew."""
+
+    eval_every: int = 50
+    """Steps between evaluations on held-out rows; there is one before the first and at the end."""
+    eval_rows: int = 32
+    """Held-out corpus rows in an evaluation."""
+    save_every: int = 100
+    """Steps between checkpoints; a new best is saved at once."""
+    keep: int = 2
+    """Newest checkpoints to keep, besides the best."""
+    report_to: str = "wandb"
+    """Tracker: "wandb" (offline without a key), "none", or another that accelerate knows."""
+    run_name: str | None = None
+    """Name of the run in the tracker; none: the tracker's choice."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("target", "corpus", "output", "report_to"):
+            _check(name, getattr(self, name), bool(getattr(self, name)), "a non-empty string")
+        for name in ("layers", "steps", "batch_rows", "chunk_tokens", "eval_every", "eval_rows"):
+            _check_integer(name, getattr(self, name), low=1)
+        for name in ("save_every", "keep"):
+            _check_integer(name, getattr(self, name), low=1)
+        for name in ("head_tokens", "micro_rows"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), low=1)
+        _check_integer("max_length", self.max_length, low=2)
+        _check_integer("seed", self.seed, low=0)
+        for name in ("learning_rate", "max_grad_norm", "temperature"):
+            value = getattr(self, name)
+            _check(name, value, value > 0 and math.isfinite(value), "above 0 and finite")
+        if self.max_seconds is not None:
+            _check("max_seconds", self.max_seconds, self.max_seconds > 0, "above 0, or none")
+        for name in ("weight_decay", "teacher_cache_gb"):
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        _check("min_lr_ratio", self.min_lr_ratio, 0 <= self.min_lr_ratio <= 1, "in [0, 1]")
+        _check("warmup_ratio", self.warmup_ratio, 0 <= self.warmup_ratio < 1, "in [0, 1)")
+        valid_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        _check("betas", self.betas, valid_betas, "two numbers in [0, 1)")
+        precisions = ("no", "bf16")
+        _check(
+            "mixed_precision",
+            self.mixed_precision,
+            self.mixed_precision in precisions,
+            "no or bf16",
+        )
+
+
+def _check_integer(name: str, value: object, *, low: int) -> None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= low
+    _check(name, value, valid, f"an integer of at least {low}")
+
+
+def _check(name: str, value: object, valid: bool, allowed: str) -> None:
+    if not valid:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")

@@ -1,0 +1,99 @@
+"""Distil a draft from a target: load what a run needs, start it or take it up, train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+
+from ..spec import (
+    load_causal_lm,
+    load_tokenizer,
+    model_fingerprint,
+    target_width,
+    tokenizer_hash,
+)
+from ..spec.cached import context_length
+from .batches import read_examples
+from .checkpoint import newest_checkpoint
+from .config import DistillConfig
+from .loop import DistillResult, Run
+from .run_record import open_record, write_record
+from .teacher import Teacher
+from .tracking import progress_line, start_tracker
+
+
+def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None) -> DistillResult:
+    """Train a draft, or go on with the run in `config.output`, and return what came of it.
+
+    Args:
+        target: the target, if it is loaded already; training runs on its kind of device.
+        tokenizer: the target's, if it is loaded already.
+
+    Raises:
+        ValueError: naming what does not fit: a field, the target, the corpus, or another run that
+            is already in the output folder.
+    """
+    accelerator = _make_accelerator(config, target)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config.target)
+    if target is None:
+        dtype = "bfloat16" if config.mixed_precision == "bf16" else "float32"
+        target = load_causal_lm(config.target, device=str(accelerator.device), dtype=dtype)
+    teacher = Teacher(
+        target, width=target_width(target, tokenizer), cache_gb=config.teacher_cache_gb
+    )
+    corpus = read_examples(config, tokenizer, context=context_length(target))
+    teacher.check(corpus.train.examples[0])
+    sources = corpus.sources | {
+        "target_fingerprint": model_fingerprint(target),
+        "tokenizer": tokenizer_hash(tokenizer),
+    }
+    output = Path(config.output)
+    circumstances = {
+        "processes": accelerator.num_processes,
+        "device": str(accelerator.device),
+        "corpus_manifest": corpus.manifest_hash,
+    }
+    record = open_record(config, sources, circumstances)
+    checkpoint = newest_checkpoint(output)
+    accelerator.wait_for_everyone()  # all have looked before the main process writes
+    if accelerator.is_main_process:
+        output.mkdir(parents=True, exist_ok=True)
+        write_record(config, record)
+    # Dropout can only draw from torch's global generators: it gets a fork of them.
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(config.seed + accelerator.process_index)
+        run = Run(config, accelerator, teacher, tokenizer, corpus, sources, checkpoint)
+        try:
+            start_tracker(accelerator, config, record)
+            with progress_line(accelerator, config.steps, run.state.step) as progress:
+                run.train(progress)
+        finally:
+            accelerator.end_training()
+    return run.result()
+
+
+def _make_accelerator(config: DistillConfig, target: Any) -> Accelerator:
+    trackers = ["none", *map(str, get_available_trackers())]
+    if config.report_to not in trackers:
+        raise ValueError(
+            f"report_to must be one of {', '.join(trackers)} (what is installed here), "
+            f"got {config.report_to!r}"
+        )
+    accelerator = Accelerator(
+        cpu=target is not None and target.device.type == "cpu",
+        mixed_precision=config.mixed_precision,
+        log_with=None if config.report_to == "none" else config.report_to,
+        project_dir=config.output,
+    )
+    if config.batch_rows < accelerator.num_processes:
+        raise ValueError(
+            f"batch_rows must be at least {accelerator.num_processes}, the number of processes, "
+            f"got {config.batch_rows}"
+        )
+    return accelerator

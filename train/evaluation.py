@@ -1,0 +1,132 @@
+"""How well a draft imitates its target on held-out text, teacher-forced.
+
+α is always Σ min(p, q) against the whole vocabulary of the target, p not renormalised: what the
+decode loop would accept at these positions with both models at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..data import CorpusRow
+from .batches import Example, collate, make_examples, micro_batches
+from .heads import LogitHead, eval_mode, head_of, hidden_states
+from .losses import forward_kl
+from .teacher import Teacher
+
+METRICS = ("alpha_tf", "top1", "kl", "coverage")  # columns of a token table
+
+
+def evaluate_draft(
+    target: Any,
+    draft: Any,
+    kept: torch.Tensor | None,
+    rows: Sequence[CorpusRow],
+    *,
+    width: int | None = None,
+    max_length: int = 1024,
+    batch_rows: int = 8,
+    chunk_tokens: int = 1024,
+) -> dict[str, float]:
+    """Return how well a draft imitates the target on the responses of corpus rows.
+
+    Args:
+        target: a causal LM.
+        draft: a causal LM on the same device; its head is cut if `kept` is given.
+        kept: [V_draft], the target token of each row of a cut head; None: a whole head.
+        rows: whose responses are scored, given their prompts.
+        width: V, entries of the target's law (padding above the tokenizer is cut); None: all rows.
+        max_length: tokens of prompt and response; what is beyond is cut from the end.
+        batch_rows: rows in a forward.
+        chunk_tokens: tokens whose logits exist at the same time.
+
+    Returns:
+        Means over response tokens at temperature 1, under `eval/T1/`: alpha_tf (Σ min(p, q)),
+        alpha_p10 (the tenth percentile of it), top1 (share with the same argmax), kl (in nats, of
+        the target renormalised on what the draft can propose), coverage (its mass on that).
+
+    Raises:
+        ValueError: if no row has a response token.
+    """
+    teacher = Teacher(target, width=width)
+    examples = make_examples(rows, max_length).examples
+    if not examples:
+        raise ValueError(
+            f"rows must hold at least one response token, got {len(rows)} rows without"
+        )
+    teacher.check(examples[0])
+    columns = kept
+    if columns is None:
+        columns = torch.arange(min(teacher.width, head_of(draft).weight.shape[0]))
+    return evaluate(
+        teacher, draft, columns, examples, batch_rows=batch_rows, chunk_tokens=chunk_tokens
+    )
+
+
+def evaluate(
+    teacher: Teacher,
+    draft: Any,
+    columns: torch.Tensor,
+    examples: Sequence[Example],
+    *,
+    batch_rows: int,
+    chunk_tokens: int,
+    gather: Callable[[torch.Tensor], torch.Tensor] = lambda table: table,
+) -> dict[str, float]:
+    """Return the metrics of `evaluate_draft` on prepared examples.
+
+    Args:
+        columns: [V_draft], the target token that each row of the draft's head stands for.
+        examples: this process's share of them.
+        gather: joins the token tables [N, 4] of all processes along their tokens.
+    """
+    target_head = teacher.head.rows(columns)
+    tables = [torch.empty(0, len(METRICS))]
+    with eval_mode(draft):
+        for part in micro_batches(examples, batch_rows):
+            table = _token_table(teacher, draft, columns, target_head, part, chunk_tokens)
+            tables.append(table.cpu())
+    table = gather(torch.cat(tables)).double()  # [N, 4]
+    means = dict(zip(METRICS, table.mean(0).tolist(), strict=True))
+    means["alpha_p10"] = table[:, 0].quantile(0.1).item()
+    return {f"eval/T1/{name}": value for name, value in means.items()}
+
+
+@torch.no_grad()
+def _token_table(
+    teacher: Teacher,
+    draft: Any,
+    columns: torch.Tensor,  # [V_draft]
+    target_head: LogitHead,  # of those columns
+    examples: Sequence[Example],
+    chunk_tokens: int,
+) -> torch.Tensor:
+    """Return the metrics of each supervised token: [N, 4]."""
+    batch = collate(examples, teacher.device)
+    draft_hidden = hidden_states(draft, batch.input_ids).flatten(0, 1)[batch.positions]  # [N, d]
+    target_hidden = teacher.hidden(examples)  # [N, d]
+    log_sums, best = teacher.summary(examples, target_hidden, chunk_tokens)  # [N], [N]
+    draft_head = head_of(draft).first(len(columns))
+    columns = columns.to(teacher.device)
+    tables = []
+    for start in range(0, len(draft_hidden), chunk_tokens):
+        chunk = slice(start, start + chunk_tokens)
+        target_logits = target_head.logits(target_hidden[chunk])  # [n, V_draft]
+        draft_logits = draft_head.logits(draft_hidden[chunk])  # [n, V_draft]
+        target_probs = (target_logits - log_sums[chunk, None]).exp()  # of the whole law
+        draft_probs = draft_logits.softmax(-1)
+        tables.append(
+            torch.stack(
+                [
+                    torch.minimum(target_probs, draft_probs).sum(-1),
+                    (columns[draft_logits.argmax(-1)] == best[chunk]).to(draft_probs),
+                    forward_kl(target_logits, draft_logits),
+                    target_probs.sum(-1),
+                ],
+                dim=-1,
+            )
+        )
+    return torch.cat(tables)

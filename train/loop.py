@@ -1,0 +1,257 @@
+"""The training loop: models, optimizer, where a run stands, and what it measures.
+
+Gradients do not depend on how a batch is split into micro-batches and processes: a loss is a sum
+over supervised tokens, divided by how many the whole batch of the step has.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+from ..spec import DraftInfo
+from ..spec.cached import context_length
+from .batches import Corpus, Example, collate, micro_batches, rows_of_step
+from .checkpoint import (
+    TrainerState,
+    checkpoint_folder,
+    load_state,
+    load_tensors,
+    read_rng,
+    save_checkpoint,
+    tidy,
+    write_rng,
+)
+from .config import DistillConfig
+from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
+from .evaluation import evaluate
+from .heads import check_split
+from .losses import DraftLoss
+from .schedule import learning_rate
+from .teacher import Teacher
+from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistillResult:
+    """What came of a run."""
+
+    folder: Path
+    """The best checkpoint, by alpha_tf on held-out rows."""
+    before: dict[str, float]
+    """Metrics on held-out rows before the first step."""
+    best: dict[str, float]
+    """The same of the best checkpoint."""
+    curve: list[dict[str, Any]]
+    """All metrics in order, each row with its step; also in metrics.jsonl."""
+
+
+class Run:
+    """A run on this process: models, optimizer, where it stands, and what it measured."""
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        accelerator: Accelerator,
+        teacher: Teacher,
+        tokenizer: Any,
+        corpus: Corpus,
+        sources: dict[str, Any],
+        checkpoint: Path | None,
+    ) -> None:
+        """Start at the checkpoint, or from the beginning where there is none."""
+        self.config, self.accelerator, self.corpus = config, accelerator, corpus
+        self.teacher, self.tokenizer, self.sources = teacher, tokenizer, sources
+        self.output = Path(config.output)
+        examples = corpus.train.examples
+        if checkpoint is None:
+            self.state = TrainerState()
+            model = starting_model(config, teacher, tokenizer)
+            kept = choose_kept_tokens(config, teacher, tokenizer, model, examples)
+            # The main process's choice: scores may round differently elsewhere.
+            self.draft = prepare_draft(model, broadcast_object_list([kept])[0], config)
+        else:
+            self.state = load_state(checkpoint)
+            self.draft = load_draft(checkpoint, config)
+        self.draft.model.to(accelerator.device)
+        _check_draft(self.draft.model, examples, accelerator.device)
+        self.columns = self.draft.columns(teacher.width)  # [V_draft]
+        loss = DraftLoss(
+            self.draft.model,
+            teacher.head.rows(self.columns),
+            temperature=config.temperature,
+            chunk_tokens=config.chunk_tokens,
+        )
+        self.loss, self.optimizer = accelerator.prepare(loss, _make_optimizer(loss, config))
+        if checkpoint is not None:
+            optimizer_state, rng_states = load_tensors(checkpoint)
+            self.optimizer.load_state_dict(optimizer_state)
+            if accelerator.process_index < len(rng_states):
+                write_rng(rng_states[accelerator.process_index], accelerator.device)
+            if accelerator.is_main_process:
+                tidy(self.output, self.state, keep=config.keep)
+        self.log = MetricLog(
+            accelerator, self.output, step=None if checkpoint is None else self.state.step
+        )
+
+    def train(self, progress: ProgressLine) -> None:
+        """Make the steps that are left; measure, log and save on the way."""
+        config, state = self.config, self.state
+        if not state.before:
+            self.measure(progress)
+            self.save()
+        earlier, begun = state.seconds, time.perf_counter()
+        while not state.done:
+            metrics = self.step()
+            state.step += 1
+            self.log.add(state.step, metrics)
+            state.seconds = self._agreed(earlier + time.perf_counter() - begun)
+            out_of_time = config.max_seconds is not None and state.seconds >= config.max_seconds
+            state.done = state.step >= config.steps or out_of_time
+            progress.step(state.step, metrics["train/loss"], metrics["perf/tokens_per_s"])
+            new_best = False
+            if state.done or state.step % config.eval_every == 0:
+                new_best = self.measure(progress)
+            if state.done or new_best or state.step % config.save_every == 0:
+                self.save()
+
+    def step(self) -> dict[str, float]:
+        """Make an optimizer step and return its metrics."""
+        config, accelerator, state = self.config, self.accelerator, self.state
+        begun = time.perf_counter()
+        examples = self.corpus.train.examples
+        rows = rows_of_step(config.seed, state.step, len(examples), config.batch_rows)
+        batch = [examples[row] for row in rows]
+        tokens = sum(example.supervised for example in batch)
+        mine = batch[accelerator.process_index :: accelerator.num_processes]
+        rate = learning_rate(config, state.step, state.seconds)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss, teacher_seconds = self._accumulate_gradients(mine, tokens)
+        norm = accelerator.clip_grad_norm_(self.loss.parameters(), config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        mean_loss = accelerator.reduce(loss, reduction="sum").item() / tokens
+        if not math.isfinite(mean_loss):
+            raise FloatingPointError(f"the loss is {mean_loss} at step {state.step + 1}")
+        state.tokens += tokens
+        seconds = time.perf_counter() - begun
+        return {
+            "train/loss": mean_loss,
+            "train/kl": mean_loss,  # the same while forward KL is the loss
+            "train/lr": rate,
+            "train/grad_norm": float(norm),
+            "train/tokens": float(state.tokens),
+            "perf/tokens_per_s": tokens / seconds,
+            "perf/teacher_ms": 1e3 * teacher_seconds,
+            "perf/draft_ms": 1e3 * (seconds - teacher_seconds),
+            "perf/peak_mem_gb": peak_memory_gb(accelerator.device),
+        }
+
+    def _accumulate_gradients(
+        self, examples: Sequence[Example], tokens: int
+    ) -> tuple[torch.Tensor, float]:
+        """Add up gradients of the loss per token; return this process's sum and teacher seconds."""
+        accelerator = self.accelerator
+        total = torch.zeros((), device=accelerator.device)
+        teacher_seconds = 0.0
+        parts = list(micro_batches(examples, self.config.micro_rows))
+        for index, part in enumerate(parts):
+            begun = time.perf_counter()
+            target_hidden = self.teacher.hidden(part)  # [N, d_target]
+            teacher_seconds += time.perf_counter() - begun
+            batch = collate(part, accelerator.device)
+            last = index == len(parts) - 1
+            with nullcontext() if last else accelerator.no_sync(self.loss):
+                loss = self.loss(batch.input_ids, batch.positions, target_hidden)
+                # DDP takes the mean over processes; the sum is wanted.
+                accelerator.backward(loss * accelerator.num_processes / tokens)
+            total += loss.detach()
+        return total, teacher_seconds
+
+    def measure(self, progress: ProgressLine) -> bool:
+        """Evaluate on held-out rows, log it, and return whether the draft is the best so far."""
+        accelerator, state = self.accelerator, self.state
+        metrics = evaluate(
+            self.teacher,
+            self.draft.model,
+            self.columns,
+            self.corpus.dev.examples[accelerator.process_index :: accelerator.num_processes],
+            batch_rows=self.config.micro_rows or self.config.batch_rows,
+            chunk_tokens=self.config.chunk_tokens,
+            gather=lambda table: torch.cat(gather_object([table])),
+        )
+        self.log.add(state.step, metrics)
+        progress.evaluation(state.step, metrics)
+        state.before = state.before or metrics
+        new_best = not state.best or metrics[ALPHA] > state.best[ALPHA]
+        if new_best:
+            state.best_step, state.best = state.step, metrics
+        return new_best
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        accelerator = self.accelerator
+        rng_states = gather_object([read_rng(accelerator.device)])
+        if accelerator.is_main_process:
+            info = DraftInfo(
+                target=self.config.target,
+                target_fingerprint=self.sources["target_fingerprint"],
+                tokenizer_hash=self.sources["tokenizer"],
+                kept_tokens=None if self.draft.kept is None else len(self.draft.kept),
+                metrics=self.log.evaluation(self.state.step),
+            )
+            save_checkpoint(
+                self.output,
+                self.draft,
+                self.tokenizer,
+                info,
+                self.state,
+                self.optimizer.state_dict(),
+                rng_states,
+                keep=self.config.keep,
+            )
+        accelerator.wait_for_everyone()
+
+    def result(self) -> DistillResult:
+        """Return what came of the run."""
+        return DistillResult(
+            folder=checkpoint_folder(self.output, self.state.best_step),
+            before=self.state.before,
+            best=self.state.best,
+            curve=self.log.rows,
+        )
+
+    def _agreed(self, seconds: float) -> float:
+        """Return the main process's clock, so that all processes stop and slow down together."""
+        return float(broadcast_object_list([seconds])[0])
+
+
+def _check_draft(draft: Any, examples: Sequence[Example], device: torch.device) -> None:
+    """Raise where the draft cannot be trained on these examples."""
+    longest = max(len(example.input_ids) for example in examples)
+    if longest > context_length(draft):
+        raise ValueError(
+            f"max_length must be at most {context_length(draft) + 1} for a draft with a context of "
+            f"{context_length(draft)} tokens: the longest row feeds it {longest}"
+        )
+    check_split(draft, examples[0].input_ids[None].to(device))
+
+
+def _make_optimizer(loss: DraftLoss, config: DistillConfig) -> torch.optim.Optimizer:
+    """Return AdamW over what is trained, with decay on matrices only."""
+    trained = [weight for weight in loss.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for w in trained if w.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [w for w in trained if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)

@@ -1,0 +1,161 @@
+"""Divergences between target and draft, and their sum over tokens without the logits of all tokens.
+
+A divergence is a function of (target_logits [N, V], draft_logits [N, V]) that gives a loss per
+token [N]. With a cut head the logits cover the kept tokens only, so that a softmax gives the
+target's law renormalised on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .heads import LogitHead, at_least_float32, cap_logits, head_of, hidden_states
+
+Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def forward_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """Return KL(p ‖ q) = Σ_x p(x) · (log p(x) − log q(x)) in nats. [N, V] each to [N].
+
+    Tokens that the target excludes (logit −inf) add nothing, in value and gradient.
+    """
+    log_p = target_logits.log_softmax(-1)
+    log_q = draft_logits.log_softmax(-1)
+    excluded = log_p == -torch.inf
+    return (log_p.exp() * (log_p - log_q).masked_fill(excluded, 0.0)).sum(-1)
+
+
+def dense_divergence(
+    draft_hidden: torch.Tensor,
+    draft_head: LogitHead,
+    target_hidden: torch.Tensor,
+    target_head: LogitHead,
+    divergence: Divergence,
+    *,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Return the sum of a divergence over N tokens, all logits at once: the reference.
+
+    Args:
+        draft_hidden: [N, d_draft].
+        draft_head: of V rows.
+        target_hidden: [N, d_target], takes no gradient.
+        target_head: of the same V rows, takes no gradient.
+        temperature: divides the logits of both.
+    """
+    with torch.no_grad():
+        target_logits = target_head.logits(target_hidden)
+    draft_logits = draft_head.logits(draft_hidden)
+    return divergence(target_logits / temperature, draft_logits / temperature).sum()
+
+
+def chunked_divergence(
+    draft_hidden: torch.Tensor,
+    draft_head: LogitHead,
+    target_hidden: torch.Tensor,
+    target_head: LogitHead,
+    divergence: Divergence,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+) -> torch.Tensor:
+    """Return what `dense_divergence` does, value and gradient, with one chunk's logits at a time.
+
+    The gradients of hidden states and head are made in the forward, chunk by chunk, so that nothing
+    of size [N, V] is kept for the backward.
+    """
+
+    def chunk_loss(raw: torch.Tensor, chunk: slice) -> torch.Tensor:
+        with torch.no_grad():
+            target_logits = target_head.logits(target_hidden[chunk])  # [n, V]
+        draft_logits = cap_logits(at_least_float32(raw), draft_head.softcap)
+        return divergence(target_logits / temperature, draft_logits / temperature).sum()
+
+    total: torch.Tensor = _ChunkedLinearLoss.apply(  # type: ignore[no-untyped-call]
+        draft_hidden, draft_head.weight, draft_head.bias, chunk_loss, chunk_tokens
+    )
+    return total
+
+
+class _ChunkedLinearLoss(torch.autograd.Function):
+    """Σ over chunks of loss(hidden · weightᵀ + bias)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,  # [N, d]
+        weight: torch.Tensor,  # [V, d]
+        bias: torch.Tensor | None,  # [V]
+        chunk_loss: Callable[[torch.Tensor, slice], torch.Tensor],
+        chunk_tokens: int,
+    ) -> torch.Tensor:
+        # Products in the dtype that autocast would choose, sums in the parameters' own.
+        device = hidden.device.type
+        mixed = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if mixed else weight.dtype
+        low_weight, low_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        total = torch.zeros(
+            (), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device
+        )
+        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_bias = None if bias is None else torch.zeros_like(bias)
+        with torch.autocast(device, enabled=False):
+            for start in range(0, hidden.shape[0], chunk_tokens):
+                chunk = slice(start, start + chunk_tokens)
+                low_hidden = hidden[chunk].to(dtype)  # [n, d]
+                raw = F.linear(low_hidden, low_weight, low_bias)  # [n, V]
+                with torch.enable_grad():
+                    loss = chunk_loss(raw.requires_grad_(), chunk)
+                    (grad,) = torch.autograd.grad(loss, raw)  # [n, V]
+                total += loss.detach()
+                grad_hidden[chunk] = grad @ low_weight
+                grad_weight += grad.T @ low_hidden
+                if grad_bias is not None:
+                    grad_bias += grad.sum(0)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_total: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        scaled = [None if grad is None else grad * grad_total for grad in ctx.saved_tensors]
+        return *scaled, None, None
+
+
+class DraftLoss(torch.nn.Module):
+    """A draft and its loss as one module, so that DDP and autocast see one forward."""
+
+    def __init__(
+        self, draft: Any, target_head: LogitHead, *, temperature: float, chunk_tokens: int
+    ) -> None:
+        """Hold the draft and the rows of the target's head that stand for the draft's."""
+        super().__init__()
+        self.draft = draft
+        self._target_head = target_head
+        self._temperature = temperature
+        self._chunk_tokens = chunk_tokens
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, target_hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of the loss over the supervised tokens.
+
+        Args:
+            input_ids: [B, T].
+            positions: [N], of the flattened [B·T].
+            target_hidden: [N, d_target], the target's states at those positions.
+        """
+        hidden = hidden_states(self.draft, input_ids).flatten(0, 1)[positions]  # [N, d]
+        return chunked_divergence(
+            hidden,
+            head_of(self.draft).first(len(self._target_head.weight)),
+            target_hidden,
+            self._target_head,
+            forward_kl,
+            temperature=self._temperature,
+            chunk_tokens=self._chunk_tokens,
+        )

@@ -1,0 +1,86 @@
+"""run.yaml: what a run was made from, and the check that a resumed one is made from the same."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import uuid
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from ..data.files import replacing
+from .checkpoint import newest_checkpoint
+from .config import OUTPUT_NEUTRAL, DistillConfig
+
+FILE = "run.yaml"
+
+
+def open_record(
+    config: DistillConfig, sources: dict[str, Any], circumstances: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the record of this run, this attempt added to those before it.
+
+    Args:
+        sources: hashes and counts of what the run is made from; the same for every attempt.
+        circumstances: what else to note of this attempt.
+
+    Raises:
+        ValueError: if the output folder holds a run of another config or sources; names both.
+    """
+    path = Path(config.output) / FILE
+    wanted = {"config": asdict(config) | {"betas": list(config.betas)}, "sources": sources}
+    attempt = _describe_attempt() | circumstances
+    if newest_checkpoint(path.parent) is None:  # nothing to resume, whatever was tried before
+        return {"id": uuid.uuid4().hex[:8], **wanted, "attempts": [attempt]}
+    if not path.is_file():
+        raise ValueError(f"output: {config.output} holds checkpoints, but no {FILE} says of what")
+    record: dict[str, Any] = yaml.safe_load(path.read_text())
+    for part in wanted:
+        for name in wanted[part].keys() | record[part].keys():
+            before, now = record[part].get(name), wanted[part].get(name)
+            if before != now and not (part == "config" and name in OUTPUT_NEUTRAL):
+                raise ValueError(
+                    f"{name} is {now!r}, but the run in {config.output} has {before!r}: "
+                    "give the same to resume it, or another output"
+                )
+    return {**record, **wanted, "attempts": [*record["attempts"], attempt]}
+
+
+def write_record(config: DistillConfig, record: dict[str, Any]) -> None:
+    """Write run.yaml; the file there before is whole until the new one is."""
+    text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+    with replacing(Path(config.output) / FILE) as part:
+        part.write_text(text)
+
+
+def _describe_attempt() -> dict[str, Any]:
+    names = ("foredraft", "torch", "transformers", "accelerate")
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": sys.argv,
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in names},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the code that runs, where it is a git checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,99 @@
+"""The target as a teacher: its last hidden states, remembered, and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .batches import Example
+from .heads import check_split, head_of, hidden_states
+
+
+class Teacher:
+    """Answers what the target thinks at the supervised positions of examples.
+
+    The body is most of a teacher's cost and does not change, so the hidden states of an example are
+    computed once and kept in memory while there is room; logits are made from them when needed.
+    Nothing here takes a gradient.
+    """
+
+    def __init__(self, model: Any, *, width: int | None = None, cache_gb: float = 0.0) -> None:
+        """Wrap the target, which is put in eval mode and takes no gradients from here on.
+
+        Args:
+            model: a causal LM.
+            width: V, logits used: padding of the vocabulary is cut off; None keeps all rows.
+            cache_gb: memory for hidden states, in GB; examples beyond it are computed at each call.
+        """
+        self.model = model.eval().requires_grad_(False)
+        self.head = head_of(model)
+        if width is not None:
+            self.head = self.head.first(width)
+        self._room = int(cache_gb * 1e9)  # bytes
+        self._hidden: dict[Example, torch.Tensor] = {}
+        self._summary: dict[Example, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def width(self) -> int:
+        """V, entries of the target's law."""
+        return int(self.head.weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target is."""
+        return self.head.weight.device
+
+    def check(self, example: Example) -> None:
+        """Raise a ValueError where the target's logits are not its head on its hidden states."""
+        check_split(self.model, example.input_ids[None].to(self.device))
+
+    @torch.no_grad()
+    def hidden(self, examples: Sequence[Example]) -> torch.Tensor:
+        """Return the hidden states at the supervised positions, example by example: [N, d]."""
+        return torch.cat([self._hidden_of(example) for example in examples])
+
+    def _hidden_of(self, example: Example) -> torch.Tensor:
+        if example in self._hidden:
+            return self._hidden[example].to(self.device)
+        # Alone, so that rounding does not depend on what it is batched with: a run is the same, bit
+        # for bit, whatever was remembered before.
+        states = hidden_states(self.model, example.input_ids[None].to(self.device))[0]  # [T, d]
+        states = states[-example.supervised :].clone()  # holds on to no more than it shows
+        size = states.numel() * states.element_size()
+        if size <= self._room:  # no eviction: epochs visit rows in turn, it would only thrash
+            self._room -= size
+            self._hidden[example] = states.cpu()
+        return states
+
+    @torch.no_grad()
+    def summary(
+        self, examples: Sequence[Example], hidden: torch.Tensor, chunk_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what needs the whole vocabulary: log Σ exp of the logits [N] and their argmax [N].
+
+        With it, the target's unrenormalised law on any part of the vocabulary needs the logits of
+        that part only. Always remembered: 12 bytes a token.
+
+        Args:
+            hidden: [N, d], the hidden states of the examples.
+        """
+        sizes = [example.supervised for example in examples]
+        log_sums, best = [], []
+        for example, states in zip(examples, torch.split(hidden, sizes), strict=True):
+            if example not in self._summary:
+                self._summary[example] = self._summarise(states, chunk_tokens)
+            log_sums.append(self._summary[example][0])
+            best.append(self._summary[example][1])
+        return torch.cat(log_sums), torch.cat(best)
+
+    def _summarise(
+        self, hidden: torch.Tensor, chunk_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_sums, best = [], []
+        for chunk in torch.split(hidden, chunk_tokens):
+            logits = self.head.logits(chunk)  # [n, V]
+            log_sums.append(logits.logsumexp(-1))
+            best.append(logits.argmax(-1))
+        return torch.cat(log_sums), torch.cat(best)
