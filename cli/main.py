@@ -1,5 +1,69 @@
-"""The command `foredraft`."""
+"""The command `foredraft`: one subcommand for each thing that is done from a shell."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import jsonargparse
+
+from ..train.config import DistillConfig
+from .config import (
+    CompareCommand,
+    CorpusCommand,
+    DemoCommand,
+    FitCommand,
+    GenerateCommand,
+)
+
+# name -> (settings, module and function that does it; imported only when asked for)
+COMMANDS: dict[str, tuple[type, str, str]] = {
+    "demo": (DemoCommand, "demo", "run_demo"),
+    "corpus": (CorpusCommand, "commands", "run_corpus"),
+    "train": (DistillConfig, "commands", "run_train"),
+    "fit": (FitCommand, "commands", "run_fit"),
+    "compare": (CompareCommand, "commands", "run_compare"),
+    "generate": (GenerateCommand, "commands", "run_generate"),
+}
 
 
-def main() -> int:
+def make_parser() -> jsonargparse.ArgumentParser:
+    """Return the parser: each subcommand has its settings as flags, `--config` and `--print_config`."""
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog="foredraft", description="Speculative decoding: distilled drafts, adaptive lookahead."
+    )
+    commands = parser.add_subcommands(dest="command")
+    for name, (settings, _, _) in COMMANDS.items():
+        summary = (settings.__doc__ or "").splitlines()[0]
+        one = jsonargparse.ArgumentParser(description=summary)
+        one.add_argument("--config", action="config", help="YAML file of the fields below.")
+        one.add_class_arguments(settings)
+        commands.add_subcommand(name, one, help=summary)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 2 where the input was wrong."""
+    parser = make_parser()
+    values = parser.parse_args(argv).as_dict()
+    name = values["command"]
+    settings, module, function = COMMANDS[name]
+    fields = values[name]
+    del fields["config"]
+    try:
+        config = settings(**fields)
+        run = getattr(importlib.import_module(f".{module}", __package__), function)
+        run(config)
+    except ValueError as error:
+        print(f"foredraft {name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nforedraft {name}: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

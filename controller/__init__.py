@@ -1,7 +1,7 @@
 """Lookahead: an acceptance predictor, a latency model, and the policy that sets γ by them.
 
-What needs torch is imported on first use, so that a command can read its settings quickly. Fitting is
-the only part that needs scikit-learn.
+What needs torch is imported on first use, so that a command can read its settings quickly. Only
+fitting needs scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AdaptiveLookahead: at every round, and before every draw, the choice of most tokens per second.
 
-Before a round it decides whether drafting is worth starting, in the loop whether to look once more and
-whether to draw. It learns only when a round has ended, so no choice can depend on a token whose fate is
-open: non-anticipating by construction.
+Before a round it decides whether drafting is worth starting, in the loop whether to look once more
+and whether to draw. It learns only when a round has ended, so no choice can depend on a token whose
+fate is open: non-anticipating by construction.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class AdaptiveLookahead:
     def begin_request(self, params: SamplingParams) -> None:
         """A new request starts: the guard's account and the request's own intercept start anew.
 
-        Where the target's law is penalised, the draft was not fitted to it; what such a request teaches
-        about acceptance is kept to it.
+        Where the target's law is penalised, the draft was not fitted to it; what such a request
+        teaches about acceptance is kept to it.
         """
         self._begin_request(temperature=params.temperature, shared=params.repetition_penalty == 1.0)
 
@@ -163,7 +163,7 @@ class AdaptiveLookahead:
         }
 
     def save(self, folder: str | Path) -> None:
-        """Write the folder that `load` and the decoder's `lookahead=` take; not what was learned online."""
+        """Write the folder that `load` and the decoder's `lookahead=` take, nothing learned online."""
         write_lookahead(folder, self.predictor, self.latency, self.gamma_max, self.config)
 
     @classmethod
@@ -225,10 +225,10 @@ class AdaptiveLookahead:
         values = self._solve(cap, logit, costs)
         if values.start > 0.0:
             return _Round("speculate", cap, costs, base, values)
-        if self._probes.is_due(min(map(costs.seconds, range(1, cap + 1))) - costs.plain):
+        if self._probes.is_due(0.0):  # cheap to ask; the rest is not
             gamma = self._probe_gamma(cap, logit, costs)
             seconds = costs.seconds(gamma)
-            if seconds <= room and self._probes.is_due(seconds - costs.plain):
+            if seconds <= room and self._probes.is_due(seconds / costs.plain - 1.0):
                 return _Round("probe", gamma, costs, base)
         return _Round("plain", 0, costs)
 
@@ -286,10 +286,12 @@ class AdaptiveLookahead:
         predicted = outcome.draft_steps * now.costs.draft_step
         predicted += now.costs.verify[outcome.drafted] + now.costs.round_overhead
         self._throughput.observe(emitted, seconds, predicted, plain)
-        self._probes.observe(seconds)
+        self._probes.observe(seconds / plain)
         if outcome.draft_steps == 0:
             self._guard.observe_plain(seconds)
         else:
-            self._guard.observe_speculation(seconds, emitted, plain)
+            self._guard.observe_speculation(
+                seconds, emitted=emitted, plain_step=plain, predicted=predicted
+            )
         if now.kind == "probe":
-            self._probes.charge(seconds - emitted * plain)
+            self._probes.charge(seconds / plain - emitted)

@@ -1,4 +1,4 @@
-"""How far predicted chances can be trusted: reliability, expected calibration error, AUC, log-loss."""
+"""How far predicted chances can be trusted: reliability, calibration error, AUC, log-loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReliabilityBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalRow:
-    """The product of chances up to a depth against what happened, over rounds that drafted so far."""
+    """The product of chances up to a depth against what happened, over rounds that drafted it."""
 
     depth: int
     rounds: int
@@ -93,9 +93,10 @@ def survival_table(
     chances: Array,
     accepted: npt.NDArray[np.bool_],
 ) -> list[SurvivalRow]:
-    """Compare predicted S_k with what happened, depth by depth from the left. All drafted tokens, [N] each.
+    """Compare predicted S_k with what happened, depth by depth from the left.
 
-    Tokens after a rejection belong in here: S_k is predicted without knowing that it is lost.
+    Takes all drafted tokens, [N] each. Tokens after a rejection belong in here: S_k is predicted
+    without knowing that it is lost.
     """
     _, row = np.unique(np.stack([request, round_], axis=1), axis=0, return_inverse=True)
     shape = (int(row.max()) + 1, int(depth.max()))

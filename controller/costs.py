@@ -1,8 +1,9 @@
 """The latency table as it is now: measured once, corrected by what rounds take.
 
 Log seconds of each part are the table's, plus how slow the machine is at the moment (shared by all
-parts, drifts quickly), plus how the part differs (drifts slowly). A Kalman filter keeps the two apart,
-so a busy machine seen in one kind of round moves the estimates of all kinds, plain decoding included.
+parts, drifts quickly), plus how the part differs (drifts slowly). A Kalman filter keeps the two
+apart, so a busy machine seen in one kind of round moves the estimates of all kinds, plain decoding
+included.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def expected_tokens(hazards: Sequence[float]) -> list[float]:
     """Return E[tokens | γ] = 1 + S_1 + … + S_γ for γ = 0 … len(hazards).
 
     Args:
-        hazards: a_1, a_2, …, each given that the tokens before were accepted. They need not be equal,
-            so this is not the i.i.d. formula (1 − α^(γ+1)) / (1 − α) of Leviathan et al. 2023.
+        hazards: a_1, a_2, …, each given that the tokens before were accepted. They need not be
+            equal, so this is not (1 − α^(γ+1)) / (1 − α), the i.i.d. case of Leviathan et al. 2023.
     """
     survival = accumulate(hazards, mul)
     return list(accumulate(survival, initial=1.0))
@@ -97,7 +97,7 @@ def best_gamma(hazards: Sequence[float], costs: RoundCosts, price: float) -> int
 
 
 def best_fixed_gamma(hazards: Sequence[float], costs: RoundCosts) -> tuple[int, float]:
-    """Return the γ of most tokens per second when every round drafts the same number, and that rate."""
+    """Return the γ of most tokens per second where every round drafts the same, and that rate."""
     rates = [tokens / costs.seconds(gamma) for gamma, tokens in enumerate(expected_tokens(hazards))]
     rate = max(rates)
     return rates.index(rate), rate

@@ -1,4 +1,4 @@
-"""What the predictor looks at, all of it known before the token is drawn. Traces and the loop agree here.
+"""What the predictor looks at, known before the token is drawn. Traces and the loop agree here.
 
 Three groups: the draft's distribution (a look), the depth, and what is known when the round starts.
 The logit is a sum over the groups, which lets the policy add up only what changed.
@@ -67,7 +67,7 @@ def depth_bucket(depth: int) -> int:
 def round_features(
     *, recent_acceptance: float, prev_target: Signals, context_length: int, temperature: float
 ) -> tuple[float, ...]:
-    """Return what is known when a round starts, in the order of ROUND_FEATURES; NaN where not known."""
+    """Return what is known when a round starts, as in ROUND_FEATURES; NaN where not known."""
     return (
         recent_acceptance,
         prev_target.top1_logprob,

@@ -1,7 +1,7 @@
-"""Fits the acceptance predictor on decode traces with scikit-learn, and says honestly how good it is.
+"""Fits the acceptance predictor on decode traces with scikit-learn, and says how good it is.
 
-Only tested tokens teach (those after a rejection have no outcome). All rows of a prompt stay on one side
-of every split, and the figures of the report are out of fold, the calibration included.
+Only tested tokens teach (those after a rejection have no outcome). All rows of a prompt stay on one
+side of every split, and the figures of the report are out of fold, the calibration included.
 """
 
 from __future__ import annotations
@@ -23,18 +23,13 @@ from .calibration import (
     survival_table,
 )
 from .config import FitConfig
-from .features import DEPTH, LOOK, feature_matrix
-from .forecast import ForecastPrior
+from .features import DEPTH
 from .linear import LinearLogit
 from .predictor import AcceptancePredictor
+from .trace_rows import Array, Bools, TraceRows
 
-Array = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-SURVIVAL_TOLERANCE, SURVIVAL_ROUNDS = (
-    0.03,
-    50,
-)  # a gap of S_k beyond the first is noted from so many rounds
-_OTHER_COLUMNS = ("request", "round", "prompt_id", "tested", "accepted", "acceptance_prob")
+SURVIVAL_TOLERANCE = 0.03  # a gap of S_k beyond this is noted …
+SURVIVAL_ROUNDS = 50  # … where so many rounds show it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +62,6 @@ class FitReport:
         return content
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The traces as arrays of drafted tokens, N of them, T tested."""
-
-    features: Array  # [N, F]
-    tested: Bools
-    accepted: Bools
-    soft: Array  # Σ min(p, q), NaN where the outcome itself is the label
-    prompt: npt.NDArray[np.intp]
-    request: npt.NDArray[Any]
-    round: npt.NDArray[Any]
-    depth: npt.NDArray[np.intp]
-    raw: Array  # top-1 probability
-
-
 def fit_predictor(
     traces: Mapping[str, npt.NDArray[Any]],
     *,
@@ -99,7 +79,7 @@ def fit_predictor(
         ValueError: if a column is missing or no token was tested.
     """
     config = config or FitConfig()
-    rows = _read(traces)
+    rows = TraceRows.read(traces)
     notes: list[str] = []
     folds = list(_folds(rows, config, notes))
     outside = _out_of_fold(rows, folds, config)  # [N] logits
@@ -116,8 +96,8 @@ def fit_predictor(
     training = _training(rows, now, before, notes)
     predictor = AcceptancePredictor(
         linear=linear,
-        forecast=_forecast(linear, rows, config),
-        hazards=_hazards(rows),
+        forecast=rows.forecast(linear, config.forecast_bins),
+        hazards=rows.hazards(),
         target=target,
         draft=draft,
         training=training,
@@ -140,30 +120,7 @@ def fit_predictor(
     )
 
 
-def _read(traces: Mapping[str, npt.NDArray[Any]]) -> _Rows:
-    features = feature_matrix(traces)
-    missing = [name for name in _OTHER_COLUMNS if name not in traces]
-    if missing:
-        raise ValueError(f"traces lack the columns {missing}; they have {sorted(traces)}")
-    column = {name: np.asarray(traces[name]) for name in traces}
-    tested = column["tested"].astype(bool)
-    if not tested.any():
-        raise ValueError(f"traces must hold at least one tested token, got {len(tested)} rows")
-    sampled = column["temperature"].astype(np.float64) > 0.0
-    return _Rows(
-        features=features,
-        tested=tested,
-        accepted=column["accepted"].astype(bool),
-        soft=np.where(sampled, column["acceptance_prob"].astype(np.float64), np.nan),
-        prompt=np.unique(column["prompt_id"], return_inverse=True)[1],
-        request=column["request"],
-        round=column["round"],
-        depth=column["depth"].astype(np.intp),
-        raw=np.exp(column["top1_logprob"].astype(np.float64)),
-    )
-
-
-def _folds(rows: _Rows, config: FitConfig, notes: list[str]) -> Iterator[tuple[Bools, Bools]]:
+def _folds(rows: TraceRows, config: FitConfig, notes: list[str]) -> Iterator[tuple[Bools, Bools]]:
     """Yield masks [N] of the rows to fit on and the rows to judge; no prompt is in both."""
     from sklearn.model_selection import GroupKFold
 
@@ -179,7 +136,7 @@ def _folds(rows: _Rows, config: FitConfig, notes: list[str]) -> Iterator[tuple[B
         yield ~outside, outside
 
 
-def _out_of_fold(rows: _Rows, folds: list[tuple[Bools, Bools]], config: FitConfig) -> Array:
+def _out_of_fold(rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig) -> Array:
     """Return logits [N], each from a fit that has not seen its prompt."""
     logits = np.empty(len(rows.prompt))
     for inside, outside in folds:
@@ -189,7 +146,7 @@ def _out_of_fold(rows: _Rows, folds: list[tuple[Bools, Bools]], config: FitConfi
 
 
 def _calibrate_out_of_fold(
-    logits: Array, rows: _Rows, folds: list[tuple[Bools, Bools]], config: FitConfig
+    logits: Array, rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig
 ) -> Array:
     """Return Platt-scaled logits [N], each scaled by what the other folds teach."""
     calibrated = np.empty_like(logits)
@@ -199,31 +156,15 @@ def _calibrate_out_of_fold(
     return calibrated
 
 
-def _labels(rows: _Rows, chosen: Bools) -> tuple[npt.NDArray[np.intp], Bools, Array]:
-    """Return (row, label, weight) of what the chosen rows teach.
-
-    A sampled token teaches its acceptance probability, as an accepted and a rejected copy weighted by
-    it: the same mean as the outcome, far less variance.
-    """
-    index = np.flatnonzero(chosen)
-    chance = np.where(np.isnan(rows.soft), rows.accepted, rows.soft)[index].clip(0.0, 1.0)
-    row = np.concatenate([index, index])
-    label = np.repeat([True, False], len(index))
-    weight = np.concatenate([chance, 1.0 - chance])
-    kept = weight > 0.0
-    return row[kept], label[kept], weight[kept]
-
-
-def _fit_linear(rows: _Rows, chosen: Bools, config: FitConfig, notes: list[str]) -> LinearLogit:
+def _fit_linear(rows: TraceRows, chosen: Bools, config: FitConfig, notes: list[str]) -> LinearLogit:
     """Fit one logistic regression on standardised features; a constant where it cannot be."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    row, label, weight = _labels(rows, chosen)
+    row, label, weight = rows.labels(chosen)
     if label.all() or not label.any():
-        hits, total = float(weight[label].sum()), float(weight.sum())
         notes.append("all outcomes are equal: the predictor is a smoothed constant")
-        return LinearLogit.constant(math.log((hits + 1.0) / (total - hits + 1.0)))
+        return LinearLogit.constant(_mean_logit(label, weight))
     features = rows.features[chosen]
     unknown = np.isnan(features).all(0)
     features = np.where(unknown, 0.0, features)
@@ -245,14 +186,14 @@ def _fit_linear(rows: _Rows, chosen: Bools, config: FitConfig, notes: list[str])
     )
 
 
-def _platt(logits: Array, chosen: Bools, rows: _Rows, notes: list[str]) -> tuple[float, float]:
+def _platt(logits: Array, chosen: Bools, rows: TraceRows, notes: list[str]) -> tuple[float, float]:
     """Return slope and intercept that make out-of-fold logits calibrated (Platt 1999).
 
-    A slope below 0 says that the features order tokens worse than chance: then only the mean is kept.
+    A slope below 0 says that the features order tokens worse than chance: only the mean is kept.
     """
     from sklearn.linear_model import LogisticRegression
 
-    row, label, weight = _labels(rows, chosen)
+    row, label, weight = rows.labels(chosen)
     if label.all() or not label.any():
         return 1.0, 0.0
     model = LogisticRegression(C=100.0, max_iter=1000)
@@ -261,48 +202,12 @@ def _platt(logits: Array, chosen: Bools, rows: _Rows, notes: list[str]) -> tuple
     if slope > 0.0:
         return slope, intercept
     notes.append("the features do not order tokens by acceptance: the predictor is a constant")
-    hits, total = float(weight[label].sum()), float(weight.sum())
-    return 0.0, math.log((hits + 1.0) / (total - hits + 1.0))
+    return 0.0, _mean_logit(label, weight)
 
 
-def _forecast(linear: LinearLogit, rows: _Rows, config: FitConfig) -> ForecastPrior:
-    """Return the chain of looks in the traces, over bins of equal count."""
-    looks = linear.terms(rows.features)[:, LOOK].sum(1)  # [N]
-    quantiles = np.linspace(0.0, 1.0, config.forecast_bins + 1)[1:-1]
-    edges = np.unique(np.quantile(looks, quantiles))
-    bins = np.searchsorted(edges, looks, side="right")
-    count = len(edges) + 1
-    centers = [
-        float(looks[bins == bin_].mean())
-        if (bins == bin_).any()
-        else float(edges[max(bin_ - 1, 0)])
-        for bin_ in range(count)
-    ]
-    everywhere = np.bincount(bins, minlength=count) + 1e-3
-    first = np.bincount(bins[rows.depth == 1], minlength=count) + everywhere / everywhere.sum()
-    following = np.tile(everywhere / everywhere.sum(), (count, 1))
-    order = np.lexsort((rows.depth, rows.round, rows.request))
-    before, after = order[:-1], order[1:]
-    linked = (rows.depth[after] == rows.depth[before] + 1) & (
-        rows.round[after] == rows.round[before]
-    )
-    linked &= rows.request[after] == rows.request[before]
-    np.add.at(following, (bins[before[linked]], bins[after[linked]]), 1.0)
-    following /= following.sum(1, keepdims=True)
-    return ForecastPrior(
-        edges=tuple(edges.tolist()),
-        centers=tuple(centers),
-        first=tuple((first / first.sum()).tolist()),
-        following=tuple(map(tuple, following.tolist())),
-    )
-
-
-def _hazards(rows: _Rows) -> tuple[float, ...]:
-    """Return smoothed shares of accepted among tested tokens, by depth."""
-    depth = rows.depth[rows.tested]
-    tested = np.bincount(depth, minlength=2)[1:]
-    hits = np.bincount(depth[rows.accepted[rows.tested]], minlength=len(tested) + 1)[1:]
-    return tuple(((hits + 1.0) / (tested + 2.0)).tolist())
+def _mean_logit(label: Bools, weight: Array) -> float:
+    """Return the logit of the share accepted, one of each kind added."""
+    return math.log((float(weight[label].sum()) + 1.0) / (float(weight[~label].sum()) + 1.0))
 
 
 def _survival_notes(survival: list[SurvivalRow]) -> list[str]:
@@ -313,7 +218,7 @@ def _survival_notes(survival: list[SurvivalRow]) -> list[str]:
     ]
 
 
-def _training(rows: _Rows, now: Scores, before: Scores, notes: list[str]) -> dict[str, Any]:
+def _training(rows: TraceRows, now: Scores, before: Scores, notes: list[str]) -> dict[str, Any]:
     """Return what the predictor's file keeps of its origin."""
     import sklearn
 

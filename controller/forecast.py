@@ -1,7 +1,7 @@
 """What the next look at the draft's distribution will be like: a small Markov chain over bins.
 
-A look is summed up by one number, the part of the predicted logit that the draft's distribution gives.
-Depth, history and drift are added later, so the chain stays valid when those move.
+A look is summed up by one number, the part of the predicted logit that the draft's distribution
+gives. Depth, history and drift are added later, so the chain stays valid when those move.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LookForecast:
         return bisect_right(self._edges, logit)
 
     def observe(self, bin_: int, previous: int | None) -> None:
-        """Count a look; `previous` is the bin of the look before it in the round, None for the first."""
+        """Count a look; `previous` is the bin of the round's look before it, None for the first."""
         row = self._first if previous is None else self._following[previous]
         row *= FORGETTING
         row[bin_] += 1.0

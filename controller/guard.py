@@ -7,12 +7,18 @@ would still be within the bound. Each round emits at least one token, so after e
     elapsed ≤ (1 + ε)·P + B₀ + credit + (what a round overran its declared worst time by)
 
 for any predictor, any drift, any adversary. An overrun is charged to the rounds after it, so it is
-paid back before the next speculation. The credit is time that earlier requests saved, so over all
-requests nothing is lost beyond ε and B₀ each: where the first rounds of a short request are unlucky, a
-draft that has proved itself goes on. Conservative bandits (Wu et al. 2016), baseline observable.
+paid back before the next speculation. Only a stall, a lone round of several times its prediction, is
+the machine's and would have hit plain decoding as well: it is counted on both sides.
+
+The credit is time that earlier requests saved, so over all requests nothing is lost beyond ε and B₀
+each: where the first rounds of a short request are unlucky, a draft that has proved itself goes on.
+Conservative bandits (Wu et al. 2016) with a baseline that is known without playing it.
 """
 
 from __future__ import annotations
+
+STALL = 3.0  # times its prediction: a round that long was held up
+STALL_ROUNDS = 16  # speculative rounds in which one stall is excused; more of them are slowness
 
 
 class SlowdownGuard:
@@ -29,6 +35,7 @@ class SlowdownGuard:
         self._tolerance = tolerance
         self._budget = budget
         self._credit_max = credit_max
+        self._since_stall = STALL_ROUNDS  # speculative rounds since a stall was excused
         self._step = 0.0  # seconds of a plain step when last asked
         self.credit = 0.0  # plain steps saved before this request
         self.elapsed = 0.0  # seconds of the request's rounds
@@ -53,7 +60,20 @@ class SlowdownGuard:
         self.elapsed += seconds
         self.plain += seconds
 
-    def observe_speculation(self, seconds: float, emitted: int, plain_step: float) -> None:
-        """Account for a round that ran the draft and emitted `emitted` tokens."""
+    def observe_speculation(
+        self, seconds: float, *, emitted: int, plain_step: float, predicted: float
+    ) -> None:
+        """Account for a round that ran the draft.
+
+        Args:
+            emitted: tokens of the round.
+            plain_step: seconds of a plain step at the time.
+            predicted: seconds that the round was expected to take.
+        """
         self.elapsed += seconds
         self.plain += emitted * plain_step
+        stall = seconds - STALL * predicted
+        self._since_stall += 1
+        if stall > 0.0 and self._since_stall > STALL_ROUNDS:
+            self.plain += stall
+            self._since_stall = 0

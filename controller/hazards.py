@@ -1,17 +1,17 @@
 """How often a drafted token is accepted at each depth, given that those before it were.
 
-Counts are at risk: depth k is counted only in rounds where it was tested. "Accepted / drafted" and mean
-accepted length depend on γ, hazards do not. In a loop that stops early the tested tokens are the
-promising ones, so the hazards are compared with what was predicted for the same tokens.
+Counts are at risk: depth k is counted only in rounds where it was tested. "Accepted / drafted" and
+mean accepted length depend on γ, hazards do not. In a loop that stops early the tested tokens are
+the promising ones, so the hazards are compared with what was predicted for the same tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-FORGETTING = 0.995  # per round: about 140 rounds to half the weight
+FORGETTING = 0.995  # per round with a tested token: about 140 rounds to half the weight
 PRIOR_STRENGTH = 20.0  # tested tokens that the prior is worth
-OFFSET_INFORMATION = 5.0  # prior precision of a depth's offset, in units of Σ a(1 − a)
+OFFSET_INFORMATION = 20.0  # prior precision of a depth's offset, in units of Σ a(1 − a)
 OFFSET_MAX = 1.0  # logits
 
 
@@ -53,7 +53,7 @@ class HazardTracker:
         ]
 
     def offset(self, depth: int) -> float:
-        """Return the logit to add at `depth` (from 1): one shrunken Newton step from the predictions."""
+        """Return the logit to add at `depth` (from 1): a shrunken Newton step off the predictions."""
         index = depth - 1
         surplus = self._accepted[index] - self._expected[index]
         step = surplus / (self._information[index] + OFFSET_INFORMATION)

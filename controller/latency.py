@@ -1,7 +1,7 @@
 """The costs of a round on this machine: measured as whole rounds of the real loop, kept as JSON.
 
-Invariant: a table says on which machine it was measured and is refused on another. The verify curve is
-never smoothed: its steps are what the controller plans around.
+Invariant: a table says on which machine it was measured and is refused on another. The verify curve
+is never smoothed: its steps are what the controller plans around.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MachineFingerprint:
     """What a latency depends on besides the models."""
 
     device: str
-    torch: str
+    torch_version: str
     threads: int
 
     @classmethod
@@ -38,7 +38,7 @@ class MachineFingerprint:
             )
         else:
             name = f"{device.type} {_processor()}"
-        return cls(device=name, torch=torch.__version__, threads=torch.get_num_threads())
+        return cls(device=name, torch_version=torch.__version__, threads=torch.get_num_threads())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class LatencyTable:
         """Read a table.
 
         Args:
-            machine: where it is to be used; None: this machine, as this process uses the table's device.
+            machine: where it is to be used; None: this machine, as this process uses it.
             target, draft: fingerprints of the models in use; None: not checked.
 
         Raises:

@@ -15,10 +15,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearLogit:
-    """intercept + Σ_f coefficients_f · (clip(x_f, low_f, high_f) − mean_f) / scale_f; unknown x_f: the mean.
+    """intercept + Σ_f coefficients_f · (clip(x_f, low_f, high_f) − mean_f) / scale_f.
 
-    Clipping to the range seen in fitting keeps a longer context or an odd distribution from
-    extrapolating.
+    An unknown x_f counts as its mean. Clipping to the range seen in fitting keeps a longer context
+    or an odd distribution from extrapolating.
 
     Raises:
         ValueError: naming the field that is not one finite number per feature.

@@ -1,4 +1,4 @@
-"""The saved controller: `lookahead.json` (which policy, its settings), `predictor.json`, `latency.json`.
+"""The saved controller: `lookahead.json` (policy, settings), `predictor.json`, `latency.json`.
 
 What a policy learned online is not saved: it belongs to the text and the machine of the moment.
 """
@@ -53,7 +53,7 @@ def read_lookahead(
     """Return what `write_lookahead` wrote.
 
     Raises:
-        ValueError: naming the file that is missing, broken, of another schema, or made for something else.
+        ValueError: naming the file that is missing, broken, of another schema, or made for others.
     """
     path = Path(folder)
     description = path / LOOKAHEAD_FILE

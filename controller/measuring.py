@@ -33,8 +33,8 @@ def measure_latency(
 ) -> LatencyTable:
     """Return what rounds of 0 … `gamma_max` drafted tokens take on this machine, in seconds.
 
-    Rounds of the real loop are timed, since isolated forwards leave out what comes with them. Each γ
-    is run in turn, so that a busy spell hits all of them; the first turn is thrown away.
+    Rounds of the real loop are timed, since isolated forwards leave out what comes with them. Each
+    γ is run in turn, so that a busy spell hits all of them; the first turn is thrown away.
 
     Args:
         prompt: token ids that fill the context, repeated as needed.
@@ -74,7 +74,7 @@ def _rounds_of(
     room = min(target.context, drafter.context + 1)
     if capacity > room:
         raise ValueError(
-            f"context_length + gamma_max must be at most {room - 1}, what the models' contexts hold, "
+            f"context_length + gamma_max must be at most {room - 1}, what both models hold, "
             f"got {context_length} + {gamma_max}"
         )
     if not prompt:
@@ -97,7 +97,7 @@ def _rounds_of(
 def _measure(
     run: RunRound, gamma_max: int, config: LatencyConfig
 ) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds of each part, and their spread; more passes while the machine is contended."""
+    """Return the seconds of each part, and their spread; more passes while it is contended."""
     for gamma in range(gamma_max + 1):
         run(gamma)  # warm-up
     seconds: dict[str, list[float]] = {}

@@ -1,8 +1,8 @@
 """The chance that a drafted token will be accepted, from what is known before it is drawn.
 
-Fitted by `fitting.py`; evaluated here with plain arithmetic. The file is JSON: schema, names, numbers,
-fingerprints, and golden inputs with their outputs, so that a file that would predict something else is
-refused instead of used.
+Fitted by `fitting.py`; evaluated here with plain arithmetic. The file is JSON: schema, names,
+numbers, fingerprints, and golden inputs with their outputs, so that a file that would predict
+something else is refused instead of used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Follows drift of the predictor's intercept from what rounds observe; slopes stay as fitted.
 
 A domain moves the mean acceptance, hardly the meaning of the features, so one number per request is
-learned, starting from one that is learned across requests. Each is a scalar Kalman filter on a logit.
+learned, starting from one that is learned across requests. Each is a scalar Kalman filter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 STEP_MAX = 0.5  # logits a single token may move the intercept: damping
 VALUE_MAX = 6.0
 SPREAD = 0.05  # variance between requests
-UNSEEN_DRIFT, VARIANCE_MAX = 5e-3, 0.5
+UNSEEN_DRIFT, VARIANCE_MAX = 2e-3, 0.25
 
 
 def sigmoid(logit: float) -> float:
@@ -42,7 +42,7 @@ class InterceptFilter:
         self.variance = max(self.variance, min(self.variance + drift, VARIANCE_MAX))
 
     def observe(self, logit: float, accepted: bool) -> None:
-        """Learn from one tested token whose predicted logit was `logit`, this intercept not included."""
+        """Learn from one tested token whose predicted logit, without this intercept, was `logit`."""
         chance = sigmoid(logit + self.value)
         self.variance /= 1.0 + self.variance * chance * (1.0 - chance)
         step = self.variance * (float(accepted) - chance)

@@ -1,14 +1,15 @@
 """When to stop drafting: the exact value of "draft one more step, look, then decide".
 
-The draft's next distribution says far more about acceptance than anything known before, so the choice
-to look has a value of its own. With W_k(S, i) the value from the point where k tokens are drawn, S the
-chance that all of them are accepted and i the bin of the last look,
+The draft's next distribution says far more about acceptance than anything known before, so the
+choice to look has a value of its own. With W_k(S, i) the value from the point where k tokens are
+drawn, S the chance that all of them are accepted and i the bin of the last look,
 
     stop_k     = −λ·v(k+1)
     W_k(S, i)  = max(stop_k, −λ·d + Σ_j P(j | i) · max(stop_k, S·a_j + W_{k+1}(S·a_j, j)))
 
-in tokens, up to the cap. What was spent before (d of the steps already run) is the same on both sides
-and drops out. The maximum runs over all depths through the recursion, never "until the first decline".
+in tokens, up to the cap. What was spent before (d of the steps already run) is the same on both
+sides and drops out. The maximum runs over all depths through the recursion, never "until the first
+decline": v has steps.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class StoppingValues:
         self._values, self._stop = values, stop
 
     def wants_step(self, drawn: int, survival: float, bin_: int) -> bool:
-        """Is another look worth a draft step after `drawn` >= 1 tokens, the last of them from `bin_`?"""
+        """Is another look worth its step after `drawn` >= 1 tokens, the last of them from `bin_`?"""
         return self._continue(drawn, survival, bin_) > self._stop[drawn] + _MARGIN
 
     def wants_token(self, depth: int, survival: float, bin_: int) -> bool:

@@ -1,7 +1,7 @@
 """λ, the price of time: the policy's own long-run tokens per second.
 
-Time is counted in plain steps of the moment it passed. A machine that is busy for a while, or a longer
-context, slows plain decoding too, so it leaves this number and every decision as they are.
+Time is counted in plain steps of the moment it passed. A machine that is busy for a while, or a
+longer context, slows plain decoding too, so it leaves this number and the decisions as they are.
 """
 
 from __future__ import annotations

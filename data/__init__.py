@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .corpus import write_corpus
     from .corpus_folder import CorpusManifest, CorpusRow, read_corpus
     from .trace_recorder import TraceRecorder, TraceRow
-    from .traces import COLUMNS, TraceManifest, read_traces, record_traces
+    from .traces import COLUMNS, TraceManifest, read_trace_texts, read_traces, record_traces
 
 __all__ = [
     "COLUMNS",
@@ -33,6 +33,7 @@ __all__ = [
     "TraceRow",
     "load_prompts",
     "read_corpus",
+    "read_trace_texts",
     "read_traces",
     "record_traces",
     "signals",
@@ -44,7 +45,7 @@ _HOMES = {
     "corpus": ("write_corpus",),
     "corpus_folder": ("CorpusManifest", "CorpusRow", "read_corpus"),
     "trace_recorder": ("TraceRecorder", "TraceRow"),
-    "traces": ("COLUMNS", "TraceManifest", "read_traces", "record_traces"),
+    "traces": ("COLUMNS", "TraceManifest", "read_trace_texts", "read_traces", "record_traces"),
 }
 
 

@@ -1,20 +1,30 @@
 """Writes a corpus: every prompt answered by the target itself, resumable at any moment.
 
-A shard is a batch of prompts of like length and one temperature. Its seed follows from its rows and
-it is written whole or not at all, so an interrupted corpus resumes into the rows it would have had.
+An answer draws from a seed of its own, which follows from all that it depends on, and is written whole
+or not at all, so an interrupted corpus resumes into the rows it would have had. Models with other
+than full attention are decoded by shards: batches of like length, seeded and written together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..spec import model_fingerprint, render_chat, target_width, text_hash, tokenizer_hash
+from ..spec import (
+    SamplingParams,
+    decode_rows,
+    full_attention,
+    model_fingerprint,
+    render_chat,
+    target_width,
+    text_hash,
+    tokenizer_hash,
+)
 from ..spec.cached import context_length
 from .answers import answer_batch, end_tokens
 from .config import CorpusConfig
@@ -89,8 +99,9 @@ def write_corpus(
     if progress is not None:
         progress(done, len(tasks), tokens)
     width = target_width(model, tokenizer)
-    for shard in _shards(missing, config.batch_size):
-        rows = _answer(model, tokenizer, shard, config, width)
+    decode = _one_by_one if full_attention(model) else _by_shards
+    for shard, responses in decode(model, missing, config, width):
+        rows = _rows(shard, responses, tokenizer, set(end_tokens(model)))
         append_group(path, _name(shard), [asdict(row) for row in rows])
         done, tokens = done + len(rows), tokens + sum(len(row.response_ids) for row in rows)
         if progress is not None:
@@ -144,18 +155,49 @@ def _name(shard: Sequence[_Task]) -> str:
     return text_hash(" ".join(task.id for task in shard))
 
 
-def _answer(
-    model: Any, tokenizer: Any, shard: Sequence[_Task], config: CorpusConfig, width: int
+def _one_by_one(
+    model: Any, tasks: Sequence[_Task], config: CorpusConfig, width: int
+) -> Iterator[tuple[list[_Task], list[list[int]]]]:
+    """Yield each answer when it ends; another prompt takes its place in the batch at once."""
+    for temperature in config.temperatures:
+        same = [task for task in tasks if task.temperature == temperature]
+        for index, response, _ in decode_rows(
+            model,
+            [task.prompt_ids for task in same],
+            SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens),
+            seeds=[_seed(task.id) for task in same],  # the row's id holds the config's seed
+            rows=config.batch_size,
+            eos_token_ids=end_tokens(model),
+            width=width,
+        ):
+            yield [same[index]], [response]
+
+
+def _by_shards(
+    model: Any, tasks: Sequence[_Task], config: CorpusConfig, width: int
+) -> Iterator[tuple[list[_Task], list[list[int]]]]:
+    """Yield the answers of whole shards, for models whose rows cannot be at different lengths."""
+    for shard in _shards(tasks, config.batch_size):
+        yield (
+            shard,
+            answer_batch(
+                model,
+                [task.prompt_ids for task in shard],
+                temperature=shard[0].temperature,
+                max_new_tokens=config.max_new_tokens,
+                width=width,
+                seed=_seed(_name(shard)),
+            ),
+        )
+
+
+def _seed(name: str) -> int:
+    return int(name, 16) // 2  # below 2^63
+
+
+def _rows(
+    shard: Sequence[_Task], responses: Sequence[list[int]], tokenizer: Any, ends: set[int]
 ) -> list[CorpusRow]:
-    responses = answer_batch(
-        model,
-        [task.prompt_ids for task in shard],
-        temperature=shard[0].temperature,
-        max_new_tokens=config.max_new_tokens,
-        width=width,
-        seed=int(_name(shard), 16) // 2,  # below 2^63; the rows' ids hold the config's seed
-    )
-    ends = end_tokens(model)
     return [
         CorpusRow(
             id=task.id,

@@ -35,6 +35,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a file of JSON lines; a reader sees the old content or the new, never a part."""
+    with replacing(path) as part, part.open("wb") as file:
+        for row in rows:
+            file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def append_group(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append one line per row and wait until the disk has them; on any failure take them back.
 

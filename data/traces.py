@@ -19,6 +19,7 @@ import numpy as np
 from ..spec import (
     FixedLookahead,
     ModelDrafter,
+    RequestOutput,
     SamplingParams,
     SpeculativeDecoder,
     model_fingerprint,
@@ -26,11 +27,13 @@ from ..spec import (
     tokenizer_hash,
 )
 from .config import TraceConfig
-from .files import replacing, write_json
+from .corpus_folder import CorpusRow
+from .files import replacing, write_json, write_lines
 from .prompts import Prompt
 from .trace_recorder import TraceRecorder, TraceRow
 
 TRACES_FILE = "traces.parquet"
+TEXTS_FILE = "texts.jsonl"
 MANIFEST_FILE = "manifest.json"
 SCHEMA = 1
 
@@ -114,11 +117,15 @@ def record_traces(
     recorder = TraceRecorder(FixedLookahead(config.gamma))
     tracing = decoder.with_lookahead(recorder)
     requests = [(prompt, temperature) for temperature in config.temperatures for prompt in prompts]
+    texts = []
     for done, (prompt, temperature) in enumerate(requests, start=1):
         recorder.label(prompt.id, prompt.domain)
-        seed = int(text_hash(json.dumps([config.seed, prompt.text, temperature])), 16) // 2
-        params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens, seed=seed)
-        tracing.chat([prompt.messages], params)
+        name = text_hash(json.dumps([config.seed, prompt.text, temperature]))
+        params = SamplingParams(
+            temperature=temperature, max_tokens=config.max_tokens, seed=int(name, 16) // 2
+        )
+        output = tracing.chat([prompt.messages], params)[0]
+        texts.append(_text_row(name, prompt, temperature, output))
         if progress is not None:
             progress(done, len(requests), len(recorder.rows))
     if not recorder.rows:
@@ -144,8 +151,36 @@ def record_traces(
             accepted=sum(row.accepted for row in recorder.rows),
             domains=dict(sorted(Counter(row.domain for row in recorder.rows).items())),
         )
+        write_lines(folder / TEXTS_FILE, [asdict(text) for text in texts])
     manifest.save(folder)
     return manifest
+
+
+def read_trace_texts(folder: str | Path) -> list[CorpusRow]:
+    """Return what was decoded while the traces were recorded, a row per request.
+
+    Raises:
+        ValueError: if the folder holds no texts.
+    """
+    path = Path(folder) / TEXTS_FILE
+    if not path.is_file():
+        raise ValueError(f"folder: {folder} holds no texts: it has no {TEXTS_FILE}")
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028
+    return [CorpusRow(**json.loads(line)) for line in lines if line]
+
+
+def _text_row(name: str, prompt: Prompt, temperature: float, output: RequestOutput) -> CorpusRow:
+    return CorpusRow(
+        id=name,
+        prompt_id=prompt.id,
+        domain=prompt.domain,
+        split=prompt.split,
+        prompt_ids=output.prompt_token_ids,
+        response_ids=output.token_ids,
+        text=output.text,
+        finish_reason=output.finish_reason or "length",
+        temperature=temperature,
+    )
 
 
 def read_traces(folder: str | Path) -> dict[str, np.ndarray[Any, Any]]:

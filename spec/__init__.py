@@ -23,7 +23,7 @@ from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
 from .prompts import encode_text, render_chat
 from .round import decode_round
-from .rows import decode_rows
+from .rows import decode_rows, full_attention
 from .sampling import penalize_repetition, token_probs
 from .stats import DecodeStats
 from .verify import acceptance_prob, residual, verify
@@ -51,6 +51,7 @@ __all__ = [
     "decode_round",
     "decode_rows",
     "encode_text",
+    "full_attention",
     "load_causal_lm",
     "load_drafter",
     "load_kept_tokens",

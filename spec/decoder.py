@@ -14,7 +14,7 @@ from .cached import CachedModel
 from .draft_folder import DraftInfo, cut_head, load_kept_tokens
 from .drafter import Drafter, ModelDrafter
 from .draws import Draws, GeneratorDraws
-from .fingerprint import tokenizer_hash
+from .fingerprint import model_fingerprint, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy
@@ -96,7 +96,8 @@ class SpeculativeDecoder:
             drafter = load_drafter(
                 draft, tokenizer, width=target_width(model, tokenizer), device=device, dtype=dtype
             )
-        return cls(model, tokenizer, drafter, load_lookahead(lookahead))
+        draft_model = None if drafter is None else drafter.cached.model
+        return cls(model, tokenizer, drafter, load_lookahead(lookahead, model, draft_model))
 
     def with_lookahead(self, lookahead: LookaheadPolicy) -> SpeculativeDecoder:
         """Return a decoder with another lookahead that shares models and caches with this one."""
@@ -178,12 +179,19 @@ class SpeculativeDecoder:
         output.finish_reason = rule.finish_reason
 
     def _prefill(self, tokens: list[int], end: int, stats: DecodeStats) -> None:
-        """Cover all but the last prompt token: the first round feeds that one."""
+        """Cover all but the last prompt token: the first round feeds that one.
+
+        The draft's share counts as drafting, not as prefill: plain decoding does without it.
+        """
         begun = time.perf_counter()
         self.target.start(tokens, end)
+        covered = time.perf_counter()
+        stats.prefill_seconds += covered - begun
         if self.drafter is not None and self.lookahead.gamma_max > 0:
             self.drafter.start(tokens, end)
-        stats.prefill_seconds += time.perf_counter() - begun
+            seconds = time.perf_counter() - covered
+            stats.draft_seconds += seconds
+            stats.round_seconds += seconds
 
     def _gamma_limit(self, length: int, end: int) -> int:
         """Return how many tokens may be drafted: the bonus fits below `end`, the draft below its context."""
@@ -239,11 +247,17 @@ def load_drafter(
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
 
 
-def load_lookahead(lookahead: LookaheadPolicy | int | str | Path | None) -> LookaheadPolicy | None:
+def load_lookahead(
+    lookahead: LookaheadPolicy | int | str | Path | None, target: Any = None, draft: Any = None
+) -> LookaheadPolicy | None:
     """Return the policy that is meant: a fixed γ, the policy in a folder, or the object itself.
 
+    Args:
+        target, draft: the models in use; a folder made with others is refused. None: not checked.
+
     Raises:
-        ValueError: if the folder holds no lookahead, or one that nothing installed can load.
+        ValueError: if the folder holds no lookahead, one for other models or another machine, or one
+            that nothing installed can load.
     """
     if isinstance(lookahead, int):
         return FixedLookahead(lookahead)
@@ -258,7 +272,11 @@ def load_lookahead(lookahead: LookaheadPolicy | int | str | Path | None) -> Look
     }
     if kind not in loaders:
         raise ValueError(f"{description}: policy must be one of {sorted(loaders)}, got {kind!r}")
-    policy: LookaheadPolicy = loaders[kind].load()(lookahead)
+    prints = {
+        name: None if model is None else model_fingerprint(model)
+        for name, model in (("target", target), ("draft", draft))
+    }
+    policy: LookaheadPolicy = loaders[kind].load()(lookahead, **prints)
     return policy
 
 

@@ -68,7 +68,7 @@ class ModelDrafter:
         self.cached = CachedModel(model, width=width if kept is None else None)
         self.context = self.cached.context
         self._width = width
-        self._kept = None if kept is None else kept.to(self.cached.device)
+        self.kept = None if kept is None else kept.to(self.cached.device)
         self._temperature = temperature
 
     def start(self, tokens: Sequence[int], capacity: int) -> None:
@@ -106,11 +106,11 @@ class ModelDrafter:
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread a row [1, V_draft] over the target's vocabulary [1, V]; what is missing is impossible."""
-        if self._kept is None and logits.shape[-1] == self._width:
+        if self.kept is None and logits.shape[-1] == self._width:
             return logits
         whole = logits.new_full((1, self._width), -torch.inf)
-        if self._kept is None:
+        if self.kept is None:
             whole[:, : logits.shape[-1]] = logits
         else:
-            whole[:, self._kept] = logits
+            whole[:, self.kept] = logits
         return whole

@@ -6,6 +6,8 @@ the longest row but the reading of its keys.
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,8 @@ from .cached import cache_argument, context_length, refuse_without_rollback
 from .draws import Draws, GeneratorDraws
 from .params import SamplingParams
 from .sampling import token_probs
+
+PREFILL = 8  # prompts computed together
 
 
 @dataclass(slots=True)
@@ -57,13 +61,20 @@ def decode_rows(
     _check(model, params, prompts)
     capacity = min(max(map(len, prompts), default=0) + params.max_tokens, context_length(model))
     ends = set(params.stop_token_ids) | set(() if params.ignore_eos else eos_token_ids)
-    batch = _Batch(model, rows=min(rows, len(prompts)), capacity=capacity, width=width)
-    waiting = iter(range(len(prompts)))
+    shared = _common_start([list(prompt[:-1]) for prompt in prompts])
+    batch = _Batch(model, shared, rows=min(rows, len(prompts)), capacity=capacity, width=width)
+    waiting = deque(range(len(prompts)))
     active: dict[int, _Row] = {}  # slot -> row
     while True:
-        for slot in range(batch.rows):
-            if slot not in active and (index := next(waiting, None)) is not None:
-                batch.prefill(slot, prompts[index][:-1])
+        free = [slot for slot in range(batch.rows) if slot not in active]
+        # Prompts are computed some at a time: one alone uses a processor badly.
+        while waiting and free and (len(free) >= PREFILL or not active):
+            joining = [
+                (free.pop(), waiting.popleft())
+                for _ in range(min(PREFILL, len(free), len(waiting)))
+            ]
+            batch.prefill([slot for slot, _ in joining], [prompts[i][:-1] for _, i in joining])
+            for slot, index in joining:
                 draws = GeneratorDraws(seeds[index])
                 active[slot] = _Row(index, draws, len(prompts[index]) - 1, prompts[index][-1])
         if not active:
@@ -79,14 +90,27 @@ def decode_rows(
                 yield row.index, row.response, "stop" if ended else "length"
 
 
+def _common_start(prompts: Sequence[list[int]]) -> list[int]:
+    """Return the tokens that all prompts begin with."""
+    if not prompts:
+        return []
+    first, last = min(prompts), max(prompts)  # in this order, what these two share, all share
+    pairs = zip(first, last, strict=False)
+    return [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def full_attention(model: Any) -> bool:
+    """Say whether every layer attends to everything before it: what rows of different length need."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return getattr(config, "sliding_window", None) is None
+    return set(kinds) == {"full_attention"}
+
+
 def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]]) -> None:
     refuse_without_rollback(model)
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (
-        "layer_types" not in config.to_dict()
-        and getattr(config, "sliding_window", None) is not None
-    ):
+    if not full_attention(model):
         raise ValueError(f"{type(model).__name__}: rows of different length need full attention")
     if params.repetition_penalty != 1.0 or params.stop:
         raise ValueError("repetition_penalty and stop are not supported when decoding many rows")
@@ -107,30 +131,47 @@ def _draw(logits: torch.Tensor, active: dict[int, _Row], params: SamplingParams)
 class _Batch:
     """The cache of all rows and the forwards over it."""
 
-    def __init__(self, model: Any, *, rows: int, capacity: int, width: int | None) -> None:
+    def __init__(
+        self, model: Any, shared: Sequence[int], *, rows: int, capacity: int, width: int | None
+    ) -> None:
+        """Allocate.
+
+        Args:
+            shared: tokens that every prompt begins with, such as a system prompt; computed once.
+        """
         self.model, self.rows, self._width = model, rows, width
         self._cache_argument = cache_argument(model)
         self._device = next(model.parameters()).device
         layers = model.config.get_text_config().num_hidden_layers
-        self._layers = layers
         self._cache = KVCache(layers, rows=rows, capacity=capacity)
+        self._prompt = KVCache(layers, rows=PREFILL, capacity=capacity)
+        self._shared = len(shared)
+        self._feed([shared] * PREFILL)
 
-    def prefill(self, slot: int, tokens: Sequence[int]) -> None:
-        """Put the keys and values of one prompt into a row."""
-        if not tokens:
-            return
-        single = KVCache(self._layers, rows=1, capacity=len(tokens))
-        self.model(
-            input_ids=torch.tensor([list(tokens)], device=self._device),
-            use_cache=True,
-            logits_to_keep=1,
-            **{self._cache_argument: single},
-        )
-        for whole, part in zip(self._cache.layers, single.layers, strict=True):
+    def prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Put the keys and values of some prompts into rows."""
+        longest = max(map(len, prompts))
+        padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        padded += padded[:1] * (PREFILL - len(padded))  # the buffers have so many rows
+        self._prompt.cover = self._shared  # what is padded lies after all that is real
+        self._feed([prompt[self._shared :] for prompt in padded])
+        for whole, part in zip(self._cache.layers, self._prompt.layers, strict=True):
+            if not part.is_initialized:
+                continue  # prompts of one token: nothing to put
             if not whole.is_initialized:
                 whole.lazy_initialization(part.keys, part.values)
-            whole.keys[slot, :, : len(tokens)] = part.keys[0]
-            whole.values[slot, :, : len(tokens)] = part.values[0]
+            for row, (slot, prompt) in enumerate(zip(slots, prompts, strict=True)):
+                whole.keys[slot, :, : len(prompt)] = part.keys[row, :, : len(prompt)]
+                whole.values[slot, :, : len(prompt)] = part.values[row, :, : len(prompt)]
+
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
+        if tokens[0]:
+            self.model(
+                input_ids=torch.tensor([list(row) for row in tokens], device=self._device),
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_argument: self._prompt},
+            )
 
     def step(self, active: dict[int, _Row]) -> torch.Tensor:
         """Feed each active row's pending token and return logits [active rows, V]. Other rows idle."""

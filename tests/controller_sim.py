@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from foredraft.controller import LatencyTable, MachineFingerprint, RoundCosts
 from foredraft.spec import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 
@@ -160,7 +161,13 @@ def simulate(
 
 
 def _row(
-    request: int, round_: int, depth: int, look: int, tested: bool, accepted: bool, start: RoundStart
+    request: int,
+    round_: int,
+    depth: int,
+    look: int,
+    tested: bool,
+    accepted: bool,
+    start: RoundStart,
 ) -> dict[str, Any]:
     from foredraft.data import signals
 
@@ -189,7 +196,9 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def traces(text: Text, *, gamma: int = 6, request_tokens: int = 64) -> dict[str, np.ndarray[Any, Any]]:
+def traces(
+    text: Text, *, gamma: int = 6, request_tokens: int = 64
+) -> dict[str, np.ndarray[Any, Any]]:
     """Return traces of a fixed γ on `text`."""
     machine = Machine(RoundCosts(draft_step=0.1, verify=(1.0,) * (gamma + 1)))
     run = simulate(FixedLookahead(gamma), text, machine, request_tokens=request_tokens, record=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from foredraft.data import (
     CorpusConfig,
@@ -19,7 +20,7 @@ from foredraft.data import (
     split_of,
     write_corpus,
 )
-from foredraft.spec import render_chat
+from foredraft.spec import full_attention, render_chat
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 
 END = 257  # <eos> of the byte tokenizer
@@ -32,14 +33,44 @@ def tokenizer() -> Any:
     return byte_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def target() -> Any:
-    """A model that ends about half of its answers within 12 tokens."""
-    model = tiny_llama(seed=3)
+@pytest.fixture(scope="module", params=["one by one", "by shards"])
+def target(request: pytest.FixtureRequest) -> Any:
+    """A model that ends about half of its answers within 12 tokens, for each way of decoding."""
+    model = tiny_llama(seed=3) if request.param == "one by one" else tiny_sliding(seed=3)
     with torch.no_grad():
         model.get_output_embeddings().weight[END] *= 2.0
     model.generation_config.eos_token_id = [END, 258]
     return model
+
+
+def tiny_sliding(*, seed: int) -> Any:
+    """Return a random model whose layers look back 8 tokens, so that its rows go by shards."""
+    config = MistralConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        sliding_window=8,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = MistralForCausalLM(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(6.0)
+    assert not full_attention(model)
+    return model
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    """Return the corpus' lines in an order that does not depend on which answer ended first."""
+    return sorted((folder / "rows.jsonl").read_bytes().splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +105,29 @@ def test_responses_end_at_the_first_end_token_or_the_limit(written: Path, tokeni
         assert row.text == tokenizer.decode(row.response_ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_greedy_answers_are_those_of_single_rows(
-    family: str, target: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    model = target if family == "llama" else tiny_gpt2()
-    config = replace(CONFIG, temperatures=(0.0,))
-    write_corpus(model, tokenizer, PROMPTS, tmp_path, config)
-    lengths = set()
-    for row in read_corpus(tmp_path, complete_only=False):
+def check_greedy(model: Any, folder: Path) -> None:
+    """Every token is the likeliest after all before it, in a forward of that row alone."""
+    rows = read_corpus(folder, complete_only=False)
+    assert len({len(row.prompt_ids) for row in rows}) > 1  # else nothing was padded
+    for row in rows:
         tokens = list(row.prompt_ids)
-        lengths.add(len(tokens))
+        if row.temperature > 0.0:
+            continue
         for token in row.response_ids:
             assert token == int(model(torch.tensor([tokens])).logits[0, -1].argmax())
             tokens.append(token)
-    assert len(lengths) > 1  # else nothing was padded
+
+
+def test_greedy_answers_are_those_of_single_rows(written: Path, target: Any) -> None:
+    check_greedy(target, written)
+
+
+def test_learned_positions_start_at_the_first_token_of_a_row(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    model = tiny_gpt2()
+    write_corpus(model, tokenizer, PROMPTS, tmp_path, replace(CONFIG, temperatures=(0.0,)))
+    check_greedy(model, tmp_path)
 
 
 @torch.inference_mode()
@@ -128,19 +167,27 @@ def test_the_taste_of_the_checkpoint_takes_no_part(temperature: float) -> None:
     assert plain_answers == picky_answers
 
 
-def test_each_shard_has_its_own_seed(
+def test_each_draw_has_its_own_seed(
     target: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
 
-    def note_seed(model: Any, prompts: list[list[int]], *, seed: int, **_: Any) -> list[list[int]]:
+    def shard(model: Any, prompts: list[list[int]], *, seed: int, **_: Any) -> list[list[int]]:
         seeds.append(seed)
         return [[END] for _ in prompts]
 
-    monkeypatch.setattr(corpus, "answer_batch", note_seed)
+    def one_by_one(
+        model: Any, prompts: Any, params: Any, *, seeds: list[int], **_: Any
+    ) -> list[tuple[int, list[int], str]]:
+        note(seeds)
+        return [(index, [END], "stop") for index in range(len(prompts))]
+
+    note = seeds.extend
+    monkeypatch.setattr(corpus, "answer_batch", shard)
+    monkeypatch.setattr(corpus, "decode_rows", one_by_one)
     for seed in (0, 1):
         write_corpus(target, tokenizer, PROMPTS, tmp_path / str(seed), replace(CONFIG, seed=seed))
-    assert len(set(seeds)) == len(seeds) == 12
+    assert len(set(seeds)) == len(seeds) == (40 if full_attention(target) else 12)
 
 
 def test_padding_of_the_head_is_never_drawn() -> None:
@@ -209,11 +256,8 @@ def test_reading_filters(written: Path, target: Any, tokenizer: Any, tmp_path: P
         read_corpus(tmp_path, split=other)
 
 
-def test_a_finished_corpus_is_not_written_again(
-    written: Path, target: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_corpus_is_not_written_again(written: Path, target: Any, tokenizer: Any) -> None:
     before = (written / "rows.jsonl").read_bytes()
-    monkeypatch.setattr(corpus, "answer_batch", None)  # any call would fail
     seen: list[tuple[int, int, int]] = []
     manifest = write_corpus(
         target, tokenizer, PROMPTS, written, CONFIG, progress=lambda *now: seen.append(now)
@@ -249,13 +293,13 @@ def test_an_interrupted_corpus_resumes_into_the_same_rows(
     with pytest.raises(type(error)):
         write_corpus(target, tokenizer, PROMPTS, tmp_path, CONFIG)
     monkeypatch.undo()
-    uninterrupted = (written / "rows.jsonl").read_bytes()
     kept = (tmp_path / "rows.jsonl").read_bytes()
-    assert uninterrupted.startswith(kept)
+    assert (written / "rows.jsonl").read_bytes().startswith(kept)
     assert not CorpusManifest.load(tmp_path).complete
-    assert kept.count(b"\n") == [0, 4, 8, 12, 16, 18][good_writes]  # 10 prompts in 4, 4, 2, twice
+    sharded = [0, 4, 8, 12, 16, 18][good_writes]  # 10 prompts in 4, 4, 2, twice
+    assert kept.count(b"\n") == (good_writes if full_attention(target) else sharded)
     assert write_corpus(target, tokenizer, PROMPTS, tmp_path, CONFIG).complete
-    assert (tmp_path / "rows.jsonl").read_bytes() == uninterrupted
+    assert lines_of(tmp_path) == lines_of(written)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.97])
@@ -269,9 +313,9 @@ def test_a_killed_process_loses_no_more_than_its_shard(
     write_corpus(
         target, tokenizer, PROMPTS, tmp_path, CONFIG, progress=lambda *now: seen.append(now)
     )
-    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+    assert lines_of(tmp_path) == lines_of(written)
     cut = whole[: int(len(whole) * share)].count(b"\n")
-    assert cut - 4 <= seen[0][0] <= cut
+    assert seen[0][0] == cut if full_attention(target) else cut - 4 <= seen[0][0] <= cut
     assert [now[0] for now in seen] == sorted({now[0] for now in seen})
     assert seen[-1][:2] == (20, 20)
     rows = read_corpus(tmp_path, complete_only=False)

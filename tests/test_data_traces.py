@@ -17,10 +17,12 @@ from foredraft.data import (
     TraceConfig,
     TraceManifest,
     TraceRecorder,
+    read_trace_texts,
     read_traces,
     record_traces,
     signals,
 )
+from foredraft.data.files import write_lines
 from foredraft.spec import (
     FixedLookahead,
     ModelDrafter,
@@ -34,6 +36,7 @@ from foredraft.spec import (
 from toys import byte_tokenizer, tiny_llama
 
 PROMPTS = [Prompt("one", "x", "hello there"), Prompt("two", "y", "how are you?")]
+FILES = ["manifest.json", "texts.jsonl", "traces.parquet"]
 CONFIG = TraceConfig(gamma=3, max_tokens=20, temperatures=(0.0, 0.8))
 
 
@@ -238,12 +241,56 @@ def test_recording_is_reproducible_and_each_request_alone(
     assert seen[-1][2] == len(alone["depth"])
 
 
+def test_each_request_has_its_own_seed(
+    decoder: SpeculativeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, seeds = SpeculativeDecoder.chat, list[int | None]()
+
+    def note_seed(self: SpeculativeDecoder, chats: Any, params: SamplingParams) -> Any:
+        seeds.append(params.seed)
+        return chat(self, chats, params)
+
+    monkeypatch.setattr(SpeculativeDecoder, "chat", note_seed)
+    for seed in (0, 1):
+        config = TraceConfig(gamma=1, max_tokens=4, temperatures=(0.0, 0.8), seed=seed)
+        record_traces(decoder, PROMPTS, tmp_path, config)
+    assert None not in seeds
+    assert len(set(seeds)) == len(seeds) == 8
+
+
+def test_texts_are_what_was_decoded(
+    recorded: Path, decoder: SpeculativeDecoder, tmp_path: Path
+) -> None:
+    texts = read_trace_texts(recorded)
+    assert [(text.prompt_id, text.temperature) for text in texts] == [
+        (prompt.id, temperature) for temperature in CONFIG.temperatures for prompt in PROMPTS
+    ]
+    assert len({text.id for text in texts}) == len(texts)
+    greedy = decoder.chat(
+        [p.messages for p in PROMPTS], SamplingParams(temperature=0, max_tokens=20)
+    )
+    for text, output in zip(texts, greedy, strict=False):
+        assert (text.prompt_ids, text.response_ids) == (output.prompt_token_ids, output.token_ids)
+        assert (text.text, text.finish_reason) == (output.text, output.finish_reason)
+    with pytest.raises(ValueError, match=r"holds no texts"):
+        read_trace_texts(tmp_path)
+
+
+def test_line_separators_in_a_text_survive(tmp_path: Path) -> None:
+    row: dict[str, Any] = dict.fromkeys(
+        ["id", "prompt_id", "domain", "split", "finish_reason"], "x"
+    )
+    row |= {"prompt_ids": [1], "response_ids": [2], "text": "a\u2028b\x85c", "temperature": 0.0}
+    write_lines(tmp_path / "texts.jsonl", [row])
+    assert read_trace_texts(tmp_path)[0].text == row["text"]
+
+
 def test_traces_are_plain_parquet(recorded: Path, tmp_path: Path) -> None:
     table = datasets.Dataset.from_parquet(
         str(recorded / "traces.parquet"), cache_dir=str(tmp_path), keep_in_memory=True
     )
     assert table["prompt_id"][0] == "one"
-    assert sorted(file.name for file in recorded.iterdir()) == ["manifest.json", "traces.parquet"]
+    assert sorted(file.name for file in recorded.iterdir()) == FILES
 
 
 def test_what_differs_is_named(recorded: Path, tmp_path: Path) -> None:

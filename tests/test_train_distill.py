@@ -72,7 +72,7 @@ def test_a_draft_learns_and_its_best_checkpoint_is_what_the_result_says(
     fingerprint = {name: weight.clone() for name, weight in target.state_dict().items()}
     rows = [*random_rows(400), *random_rows(20, split="dev", seed=1)]
     corpus = write_corpus_folder(tmp_path / "large", target, rows)
-    result = run(base, target, corpus=corpus, steps=80, batch_rows=16, eval_every=20, keep=1)
+    result = run(base, target, corpus=corpus, steps=50, batch_rows=16, eval_every=25, keep=1)
     assert result.best[ALPHA] > result.before[ALPHA] + 0.05
     assert result.best[ALPHA] == max(row[ALPHA] for row in result.curve if ALPHA in row)
     assert trace(result)[-1] < 0.7 * trace(result)[0]
@@ -90,7 +90,7 @@ def test_a_draft_learns_and_its_best_checkpoint_is_what_the_result_says(
 
     output = Path(base["output"])
     assert (output / "best").resolve() == result.folder.resolve()
-    assert (output / "latest").readlink() == Path("step-000080")
+    assert (output / "latest").readlink() == Path("step-000050")
     lines = (output / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.curve
     # B62: the teacher is as it was, and took no gradient.
@@ -374,6 +374,4 @@ def test_bfloat16_autocast_trains_float32_weights(base: dict[str, Any], target: 
         AcceleratorState._reset_state()
     assert trace(low) == pytest.approx(trace(exact), rel=0.05)
     assert low.best[ALPHA] == pytest.approx(exact.best[ALPHA], abs=0.02)
-    assert {weight.dtype for weight in weights(base["output"]).values()} == {
-        torch.float32
-    }
+    assert {weight.dtype for weight in weights(base["output"]).values()} == {torch.float32}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 from toy_corpus import random_rows, write_corpus_folder
 from transformers import AutoModelForCausalLM
 
@@ -27,16 +28,18 @@ def launch(folder: Path, processes: int, **changes: Any) -> list[dict[str, Any]]
         "head_tokens": 100, "steps": 10, "batch_rows": 6, "learning_rate": 3e-3, "eval_every": 5,
         "report_to": "none", **changes,
     }  # fmt: skip
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu"]
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    # With --cpu, accelerate starts one process whatever is asked for (unless through mpirun).
+    command += ["--multi_gpu"] if processes > 1 else ["--cpu"]
     command += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
-    command += ["--dynamo_backend", "no", "--num_cpu_threads_per_process", "1"]
-    command += ["-m", "foredraft.train"]
+    command += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", "foredraft.train"]
     command += [f"--{name}={value}" for name, value in fields.items()]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "NO_COLOR": "1"}
-    )
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("α on held-out text") == 1  # only the main process speaks
+    record = yaml.safe_load((output / "run.yaml").read_text())
+    assert record["attempts"][0]["processes"] == processes
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

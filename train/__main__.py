@@ -5,6 +5,7 @@ Every field of DistillConfig is a flag and a key of the config file; unknown one
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if os.environ.get("RANK", "0") != "0":  # set by the launcher: one process speaks
+        return 0
     before, best = result.before["eval/T1/alpha_tf"], result.best["eval/T1/alpha_tf"]
     print(f"α on held-out text: {before:.3f} before, {best:.3f} at best, in {result.folder}")
     return 0

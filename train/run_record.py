@@ -42,7 +42,7 @@ def open_record(
         raise ValueError(f"output: {config.output} holds checkpoints, but no {FILE} says of what")
     record: dict[str, Any] = yaml.safe_load(path.read_text())
     for part in wanted:
-        for name in wanted[part].keys() | record[part].keys():
+        for name in record[part] | wanted[part]:  # in order
             before, now = record[part].get(name), wanted[part].get(name)
             if before != now and not (part == "config" and name in OUTPUT_NEUTRAL):
                 raise ValueError(

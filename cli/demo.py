@@ -1,0 +1,302 @@
+"""`foredraft demo`: the whole idea on a real model, in stages that resume.
+
+prepare → corpus → distil → trace → fit → compare, then the table and the report.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from ..controller import AdaptiveLookahead
+from ..data import (
+    CorpusConfig,
+    CorpusManifest,
+    TraceConfig,
+    load_prompts,
+    read_corpus,
+    write_corpus,
+)
+from ..spec import (
+    FixedLookahead,
+    SamplingParams,
+    SpeculativeDecoder,
+    load_causal_lm,
+    load_drafter,
+    load_tokenizer,
+    settle_cpu,
+    target_width,
+)
+from ..train import DistillConfig, DistillResult, distill
+from . import fitting
+from .bar import Bar
+from .comparing import compare, interleave_domains, make_arms
+from .config import ENGLISH, DemoCommand
+from .machine import commit, describe_draft, describe_machine, describe_target, describe_versions
+from .packaged import resolve_target
+from .report_data import Comparison, Corpus, CurvePoint, DraftQuality, LoopAlpha, Report, Training
+from .report_html import write_report
+from .report_table import print_table
+from .stages import Stages
+
+# Shares of the time that each stage may take.
+CORPUS, TRAIN, TRACE, COMPARE = 0.27, 0.27, 0.13, 0.33
+DTYPE, DEVICE = "float32", "cpu"
+GAMMAS = (1, 2, 4)
+
+
+class _TimeUp(Exception):
+    """The corpus has used its share of the time; what is written is kept."""
+
+
+def run_demo(config: DemoCommand) -> None:
+    """Run or go on with the demo, print the table and write the report."""
+    settle_cpu()
+    demo = _Demo(config, Console())
+    stages = Stages(demo.folder / "stages", demo.console)
+    name = resolve_target(config.target)
+    demo.load_target(name)
+    key = asdict(config) | {"report_to": None, "prompts_per_domain": None, "max_tokens": None}
+    stages.run("corpus", "The target writes its own training text", key, demo.write_corpus)
+    stages.run("distil", "A draft learns from the target's logits", [], demo.distil)
+    demo.load_draft()
+    stages.run("trace", "The loop decodes and records what was accepted", [], demo.trace)
+    stages.run("fit", "Latencies are measured, acceptance is learned", [], demo.fit)
+    extent = [config.prompts_per_domain, config.max_tokens]
+    stages.run("compare", "Held-out prompts, every arm in one run", extent, demo.compare)
+    report = demo.report(stages)
+    print_table(report, demo.console)
+    page = write_report(report, demo.folder)
+    demo.console.print(f"report: {page} (open it in a browser), {page.with_suffix('.json')}")
+
+
+class _Demo:
+    """The models and folders of a demo, and what each stage does."""
+
+    def __init__(self, config: DemoCommand, console: Console) -> None:
+        self.config = config
+        self.console = console
+        self.folder = Path(config.output)
+        self.seconds = 60.0 * config.minutes
+        self.model: Any = None
+        self.tokenizer: Any = None
+        self.decoder: SpeculativeDecoder
+        self.distilled: DistillResult
+
+    def load_target(self, name: str) -> None:
+        self.model = load_causal_lm(name, device=DEVICE, dtype=DTYPE)
+        self.tokenizer = load_tokenizer(name)
+
+    def write_corpus(self) -> str:
+        train = load_prompts(domains=ENGLISH, split="train")
+        dev = interleave_domains(load_prompts(domains=ENGLISH, split="dev"))[:24]
+        random.Random(0).shuffle(train)  # so that a corpus cut by time has all domains
+        settings = CorpusConfig(max_new_tokens=self.config.max_new_tokens, batch_size=96)
+        deadline = time.perf_counter() + CORPUS * self.seconds
+
+        def progress(done: int, wanted: int, tokens: int) -> None:
+            update(done, wanted, f"{tokens} tokens")
+            if time.perf_counter() > deadline and done > 8 * self.config.batch_rows:
+                raise _TimeUp
+
+        with self._bar() as update:
+            try:
+                write_corpus(
+                    self.model,
+                    self.tokenizer,
+                    dev + train,
+                    self.folder / "corpus",
+                    settings,
+                    progress=progress,
+                )
+            except _TimeUp:
+                pass
+        rows = read_corpus(self.folder / "corpus", complete_only=False)
+        whole = [row for row in rows if row.finish_reason == "stop"]
+        tokens = sum(len(row.response_ids) for row in rows)
+        return f"{len(rows)} answers, {tokens} tokens; {len(whole)} ended by themselves"
+
+    def distil(self) -> str:
+        self.distilled = distill(self._distil_config(), target=self.model, tokenizer=self.tokenizer)
+        before, best = self.distilled.before, self.distilled.best
+        return (
+            f"α on held-out text at temperature 1: {before['eval/T1/alpha_tf']:.3f} before, "
+            f"{best['eval/T1/alpha_tf']:.3f} after; the same token likeliest: "
+            f"{before['eval/T1/top1']:.3f} before, {best['eval/T1/top1']:.3f} after"
+        )
+
+    def load_draft(self) -> None:
+        # A finished run returns its result at once, so this is also how an earlier one is found.
+        self.distilled = distill(self._distil_config(), target=self.model, tokenizer=self.tokenizer)
+        width = target_width(self.model, self.tokenizer)
+        drafter = load_drafter(
+            str(self.folder / "draft" / "best"),
+            self.tokenizer,
+            width=width,
+            device=DEVICE,
+            dtype=DTYPE,
+        )
+        self.decoder = SpeculativeDecoder(self.model, self.tokenizer, drafter)
+
+    def trace(self) -> str:
+        dev = interleave_domains(load_prompts(domains=ENGLISH, split="dev"))
+        # A token takes about as long as plain decoding would; measure it and take as many prompts.
+        begun = time.perf_counter()
+        params = SamplingParams(temperature=0.0, max_tokens=16)
+        self.decoder.with_lookahead(FixedLookahead(3)).chat([dev[0].messages], params)
+        rate = 16 / (time.perf_counter() - begun)
+        length = 40
+        count = int(TRACE * self.seconds * rate / length / 2)
+        traces = TraceConfig(gamma=3, max_tokens=length, temperatures=(0.0, 1.0))
+        with self._bar() as update:
+            return fitting.trace(
+                self.decoder,
+                dev[: max(4, min(count, len(dev)))],
+                self.folder / "traces",
+                traces,
+                progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
+            )
+
+    def fit(self) -> str:
+        line = fitting.fit(
+            self.decoder,
+            self.folder / "traces",
+            self.folder / "lookahead",
+            self.config.gamma_max,
+        )
+        alpha = fitting.loop_alpha(self.decoder, self.folder / "traces")
+        if alpha is not None:
+            fitting.save_json(self.folder / "loop_alpha.json", alpha)
+            line += (
+                f"; α in the loop at temperature 1: {alpha.alpha:.3f} ({alpha.low:.3f}–"
+                f"{alpha.high:.3f}), teacher-forced on the same text: {alpha.teacher_forced:.3f}"
+            )
+        return line
+
+    def compare(self) -> str:
+        prompts = load_prompts(split="test", limit_per_domain=self.config.prompts_per_domain)
+        with self._bar() as update:
+            comparison = compare(
+                self.decoder,
+                make_arms(GAMMAS, AdaptiveLookahead.load(self.folder / "lookahead")),
+                interleave_domains(prompts),
+                SamplingParams(temperature=0.0, max_tokens=self.config.max_tokens),
+                dtype=DTYPE,
+                max_seconds=COMPARE * self.seconds,
+                progress=lambda done, wanted: update(done, wanted, ""),
+            )
+        fitting.save_json(self.folder / "comparison.json", comparison)
+        adaptive = comparison.arms[-1]
+        return (
+            f"{comparison.prompts} prompts; adaptive {adaptive.speedup:.2f}× plain decoding "
+            f"({adaptive.speedup_low:.2f}–{adaptive.speedup_high:.2f}), "
+            f"{adaptive.equal_outputs}/{adaptive.outputs} outputs equal"
+        )
+
+    def report(self, stages: Stages) -> Report:
+        best = _quality(self.distilled.best)
+        comparison = (self.folder / "comparison.json").read_text()
+        lookahead = self.folder / "lookahead"
+        return Report(
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            command="foredraft " + " ".join(sys.argv[1:]),
+            commit=commit(),
+            machine=describe_machine(DEVICE),
+            versions=describe_versions(),
+            target=describe_target(self.model, self.config.target, self.decoder.target.width or 0),
+            draft=describe_draft(
+                fitting.drafter_of(self.decoder).cached.model,
+                str(self.folder / "draft" / "best"),
+                self.config.head_tokens,
+                best.coverage,
+            ),
+            stages=stages.done,
+            corpus=_corpus(self.folder / "corpus"),
+            training=Training(
+                curve=_curve(self.distilled.curve),
+                before=_quality(self.distilled.before),
+                best=best,
+                alpha_loop=_loop_alpha(self.folder / "loop_alpha.json"),
+            ),
+            latency=fitting.describe_latency(lookahead),
+            predictor=fitting.describe_predictor(lookahead),
+            comparison=TypeAdapter(Comparison).validate_json(comparison),
+        )
+
+    def _distil_config(self) -> DistillConfig:
+        return DistillConfig(
+            target=self.model.name_or_path,
+            corpus=str(self.folder / "corpus"),
+            output=str(self.folder / "draft"),
+            layers=self.config.layers,
+            head_tokens=self.config.head_tokens,
+            steps=self.config.steps,
+            batch_rows=self.config.batch_rows,
+            learning_rate=self.config.learning_rate,
+            max_seconds=TRAIN * self.seconds,
+            chunk_tokens=256,
+            eval_every=max(1, self.config.steps // 8),
+            eval_rows=24,
+            save_every=max(1, self.config.steps // 4),
+            keep=1,
+            report_to=self.config.report_to,
+            run_name="foredraft-demo",
+        )
+
+    def _bar(self) -> Bar:
+        return Bar(self.console)
+
+
+def _quality(metrics: dict[str, float]) -> DraftQuality:
+    return DraftQuality(
+        alpha=metrics["eval/T1/alpha_tf"],
+        top1=metrics["eval/T1/top1"],
+        kl=metrics["eval/T1/kl"],
+        coverage=metrics.get("eval/T1/coverage"),
+    )
+
+
+def _curve(rows: list[dict[str, Any]]) -> list[CurvePoint]:
+    points = []
+    tokens = 0
+    for row in rows:
+        tokens = int(row.get("train/tokens", tokens))
+        points.append(
+            CurvePoint(
+                step=int(row["step"]),
+                tokens=tokens,
+                seconds=float(row.get("seconds", 0.0)),
+                loss=row.get("train/loss"),
+                alpha=row.get("eval/T1/alpha_tf"),
+                top1=row.get("eval/T1/top1"),
+                kl=row.get("eval/T1/kl"),
+            )
+        )
+    return points
+
+
+def _corpus(folder: Path) -> Corpus:
+    CorpusManifest.load(folder)  # refuses what is not a corpus
+    rows = read_corpus(folder, complete_only=False)
+    domains: dict[str, int] = {}
+    for row in rows:
+        domains[row.domain] = domains.get(row.domain, 0) + 1
+    return Corpus(
+        rows=len(rows),
+        complete_rows=sum(row.finish_reason == "stop" for row in rows),
+        tokens=sum(len(row.response_ids) for row in rows),
+        prompts=len({row.prompt_id for row in rows}),
+        domains=dict(sorted(domains.items())),
+    )
+
+
+def _loop_alpha(path: Path) -> LoopAlpha | None:
+    return TypeAdapter(LoopAlpha).validate_json(path.read_text()) if path.is_file() else None

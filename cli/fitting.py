@@ -1,0 +1,139 @@
+"""From a decoder and prompts to a lookahead: traces, latencies, predictor, all in one folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..controller import AdaptiveLookahead, LatencyTable, fit_predictor, measure_latency
+from ..data import (
+    Prompt,
+    TraceConfig,
+    TraceManifest,
+    read_trace_texts,
+    read_traces,
+    record_traces,
+)
+from ..spec import ModelDrafter, SpeculativeDecoder, encode_text
+from ..train import evaluate_draft
+from .report_data import Latency, LoopAlpha, Predictor, ReliabilityBin
+
+FIT_FILE = "fit.json"
+Progress = Callable[[int, int, int], None]
+
+
+def trace(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    config: TraceConfig,
+    progress: Progress | None = None,
+) -> str:
+    """Record decode traces and return a line about them."""
+    manifest = record_traces(decoder, prompts, folder, config, progress=progress)
+    return (
+        f"{manifest.requests} requests, {manifest.rows} drafted tokens, {manifest.tested} tested, "
+        f"{manifest.accepted} accepted"
+    )
+
+
+def fit(decoder: SpeculativeDecoder, traces: Path, folder: Path, gamma_max: int) -> str:
+    """Measure this machine, fit the predictor, write the lookahead folder; return a line about it."""
+    manifest = TraceManifest.load(traces)
+    prints = {"target": manifest.target_fingerprint, "draft": manifest.draft_fingerprint}
+    prompt = encode_text(decoder.tokenizer, "The quick brown fox jumps over the lazy dog. ")
+    table = measure_latency(decoder, gamma_max, prompt=prompt, **prints)
+    report = fit_predictor(read_traces(traces), **prints)
+    AdaptiveLookahead(report.predictor, table, gamma_max=gamma_max).save(folder)
+    (folder / FIT_FILE).write_text(json.dumps(report.to_dict(), default=float) + "\n")
+    verify = "/".join(f"{1e3 * seconds:.0f}" for seconds in table.verify_seconds)
+    return (
+        f"AUC {report.auc:.2f}, ECE {report.ece_raw:.3f} before and {report.ece:.3f} after "
+        f"calibration; draft step {1e3 * table.draft_step_seconds:.1f} ms, "
+        f"verify 1…{gamma_max + 1} tokens {verify} ms"
+    )
+
+
+def describe_latency(folder: Path) -> Latency:
+    """Return the table of a lookahead folder for the report."""
+    table = LatencyTable.load(folder / "latency.json")
+    return Latency(
+        draft_step_ms=1e3 * table.draft_step_seconds,
+        verify_ms=[1e3 * seconds for seconds in table.verify_seconds],
+        overhead_ms=1e3 * table.overhead_seconds,
+        context_length=table.context_length,
+        contended=table.contended,
+    )
+
+
+def describe_predictor(folder: Path) -> Predictor | None:
+    """Return the out-of-fold quality of a lookahead folder's predictor for the report."""
+    content: dict[str, Any] = json.loads((folder / FIT_FILE).read_text())
+    figures = {name: content[name] for name in ("auc", "log_loss", "ece_raw", "ece")}
+    if not all(math.isfinite(value) for value in figures.values()):
+        return None  # too few traces to judge
+    bins = [
+        ReliabilityBin(
+            predicted=row["predicted"], observed=row["observed"], count=int(row["count"])
+        )
+        for row in content["reliability"]
+        if row["count"]
+    ]
+    return Predictor(rows=int(content["rows"]), reliability=bins, **figures)
+
+
+def loop_alpha(decoder: SpeculativeDecoder, traces: Path) -> LoopAlpha | None:
+    """Return α as the loop saw it at temperature 1, and teacher-forced on the very same text."""
+    columns = read_traces(traces)
+    chosen = columns["tested"] & (columns["temperature"] == 1.0)
+    tested, accepted = int(chosen.sum()), int((columns["accepted"] & chosen).sum())
+    rows = [row for row in read_trace_texts(traces) if row.temperature == 1.0]
+    if not tested or not rows:
+        return None
+    drafter = drafter_of(decoder)
+    metrics = evaluate_draft(
+        decoder.target.model,
+        drafter.cached.model,
+        drafter.kept,
+        rows,
+        width=decoder.target.width,
+    )
+    low, high = _wilson(accepted, tested)
+    return LoopAlpha(
+        alpha=accepted / tested,
+        low=low,
+        high=high,
+        tested=tested,
+        teacher_forced=metrics["eval/T1/alpha_tf"],
+    )
+
+
+def drafter_of(decoder: SpeculativeDecoder) -> ModelDrafter:
+    """Return the decoder's draft model.
+
+    Raises:
+        ValueError: if it drafts otherwise or not at all.
+    """
+    if not isinstance(decoder.drafter, ModelDrafter):
+        raise ValueError(f"draft must be a draft model, got {decoder.drafter!r}")
+    return decoder.drafter
+
+
+def save_json(path: Path, content: Any) -> None:
+    """Write a dataclass as JSON, at once or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(content), indent=1) + "\n")
+    part.replace(path)
+
+
+def _wilson(hits: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    z, share = 1.96, hits / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials)
+    half *= math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return centre - half, centre + half
