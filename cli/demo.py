@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import sys
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ from .report_table import print_table
 from .stages import Stages
 
 # Shares of the time that each stage may take.
-CORPUS, TRAIN, TRACE, COMPARE = 0.27, 0.27, 0.13, 0.33
+CORPUS, TRAIN, TRACE, COMPARE = 0.28, 0.32, 0.10, 0.30
 DTYPE, DEVICE = "float32", "cpu"
 GAMMAS = (1, 2, 4)
 
@@ -89,7 +90,7 @@ class _Demo:
         self.model: Any = None
         self.tokenizer: Any = None
         self.decoder: SpeculativeDecoder
-        self.distilled: DistillResult
+        self.distilled: DistillResult | None = None
 
     def load_target(self, name: str) -> None:
         self.model = load_causal_lm(name, device=DEVICE, dtype=DTYPE)
@@ -107,18 +108,15 @@ class _Demo:
             if time.perf_counter() > deadline and done > 8 * self.config.batch_rows:
                 raise _TimeUp
 
-        with self._bar() as update:
-            try:
-                write_corpus(
-                    self.model,
-                    self.tokenizer,
-                    dev + train,
-                    self.folder / "corpus",
-                    settings,
-                    progress=progress,
-                )
-            except _TimeUp:
-                pass
+        with self._bar() as update, suppress(_TimeUp):
+            write_corpus(
+                self.model,
+                self.tokenizer,
+                dev + train,
+                self.folder / "corpus",
+                settings,
+                progress=progress,
+            )
         rows = read_corpus(self.folder / "corpus", complete_only=False)
         whole = [row for row in rows if row.finish_reason == "stop"]
         tokens = sum(len(row.response_ids) for row in rows)
@@ -134,8 +132,9 @@ class _Demo:
         )
 
     def load_draft(self) -> None:
-        # A finished run returns its result at once, so this is also how an earlier one is found.
-        self.distilled = distill(self._distil_config(), target=self.model, tokenizer=self.tokenizer)
+        if self.distilled is None:  # a finished run returns its result at once
+            config = replace(self._distil_config(), report_to="none")
+            self.distilled = distill(config, target=self.model, tokenizer=self.tokenizer)
         width = target_width(self.model, self.tokenizer)
         drafter = load_drafter(
             str(self.folder / "draft" / "best"),
@@ -202,6 +201,7 @@ class _Demo:
         )
 
     def report(self, stages: Stages) -> Report:
+        assert self.distilled is not None
         best = _quality(self.distilled.best)
         comparison = (self.folder / "comparison.json").read_text()
         lookahead = self.folder / "lookahead"

@@ -44,10 +44,10 @@ def trace(
 def fit(decoder: SpeculativeDecoder, traces: Path, folder: Path, gamma_max: int) -> str:
     """Measure this machine, fit the predictor, write the lookahead folder; return a line about it."""
     manifest = TraceManifest.load(traces)
-    prints = {"target": manifest.target_fingerprint, "draft": manifest.draft_fingerprint}
+    target, draft = manifest.target_fingerprint, manifest.draft_fingerprint
     prompt = encode_text(decoder.tokenizer, "The quick brown fox jumps over the lazy dog. ")
-    table = measure_latency(decoder, gamma_max, prompt=prompt, **prints)
-    report = fit_predictor(read_traces(traces), **prints)
+    table = measure_latency(decoder, gamma_max, prompt=prompt, target=target, draft=draft)
+    report = fit_predictor(read_traces(traces), target=target, draft=draft)
     AdaptiveLookahead(report.predictor, table, gamma_max=gamma_max).save(folder)
     (folder / FIT_FILE).write_text(json.dumps(report.to_dict(), default=float) + "\n")
     verify = "/".join(f"{1e3 * seconds:.0f}" for seconds in table.verify_seconds)

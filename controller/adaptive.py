@@ -43,6 +43,7 @@ class _Round:
     kind: str  # "plain", "guarded", "refresh", "probe" or "speculate"
     cap: int
     costs: RoundCosts
+    catch_up: float = 0.0  # seconds that the first draft step takes longer
     base: float = 0.0  # the logit known before the round, the shift not included
     values: StoppingValues | None = None
     survival: float = 1.0  # S of the tokens drawn so far
@@ -90,6 +91,8 @@ class AdaptiveLookahead:
         )
         self._solved: dict[tuple[int, int], StoppingValues] = {}
         self._rounds = 0
+        self._context_length = 0
+        self._prompt_unread = True
         self._behind = 0  # tokens committed since the draft last ran
         self._since_plain = 0  # rounds since the last plain one
         self._begin_request(temperature=1.0, shared=True)
@@ -106,6 +109,7 @@ class AdaptiveLookahead:
         """Return the cap: 0 where plain decoding is worth more than starting to draft."""
         if self._rounds % SOLVE_EVERY == 0:
             self._solved.clear()
+        self._context_length = start.context_length
         self._round = self._choose(start)
         self.kinds[self._round.kind] += 1
         return self._round.cap
@@ -141,8 +145,10 @@ class AdaptiveLookahead:
         self._rounds += 1
         self._learn_acceptance(outcome)
         self._account(outcome)
-        self._costs.observe(outcome, behind=self._behind)
+        behind = self._context_length if self._prompt_unread else self._behind
+        self._costs.observe(outcome, behind=behind)
         speculated = outcome.draft_steps > 0
+        self._prompt_unread = self._prompt_unread and not speculated
         self._behind = 1 if speculated else self._behind + 1
         self._since_plain = self._since_plain + 1 if speculated else 0
 
@@ -200,6 +206,7 @@ class AdaptiveLookahead:
         self._guard.begin_request()
         self._recentring.begin_request(shared=shared)
         self._behind = 1
+        self._prompt_unread = True  # by the draft; it is read once, whatever a round decides
         self._round = _Round("plain", 0, self._costs.current)
 
     def _choose(self, start: RoundStart) -> _Round:
@@ -209,7 +216,8 @@ class AdaptiveLookahead:
             return _Round("plain", 0, costs)
         if self._since_plain >= self.config.refresh_rounds:
             return _Round("refresh", 0, costs)
-        room = self._guard.room(costs.plain)
+        catch_up = self._costs.catch_up(self._behind)
+        room = self._guard.room(costs.plain) - catch_up
         cap = costs.largest_cap(room, limit)
         if cap == 0:
             return _Round("guarded", 0, costs)
@@ -223,13 +231,14 @@ class AdaptiveLookahead:
         )
         logit = base + self._recentring.shift
         values = self._solve(cap, logit, costs)
-        if values.start > 0.0:
-            return _Round("speculate", cap, costs, base, values)
+        if values.start > self._price(costs) * catch_up:
+            return _Round("speculate", cap, costs, catch_up, base, values)
         if self._probes.is_due(0.0):  # cheap to ask; the rest is not
             gamma = self._probe_gamma(cap, logit, costs)
             seconds = costs.seconds(gamma)
-            if seconds <= room and self._probes.is_due(seconds / costs.plain - 1.0):
-                return _Round("probe", gamma, costs, base)
+            cost = (seconds + catch_up) / costs.plain - 1.0
+            if seconds <= room and self._probes.is_due(cost):
+                return _Round("probe", gamma, costs, catch_up, base)
         return _Round("plain", 0, costs)
 
     def _probe_gamma(self, cap: int, logit: float, costs: RoundCosts) -> int:
@@ -284,7 +293,7 @@ class AdaptiveLookahead:
         now, emitted, seconds = self._round, outcome.accepted + 1, outcome.round_seconds
         plain = now.costs.plain
         predicted = outcome.draft_steps * now.costs.draft_step
-        predicted += now.costs.verify[outcome.drafted] + now.costs.round_overhead
+        predicted += now.catch_up + now.costs.verify[outcome.drafted] + now.costs.round_overhead
         self._throughput.observe(emitted, seconds, predicted, plain)
         self._probes.observe(seconds / plain)
         if outcome.draft_steps == 0:

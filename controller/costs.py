@@ -20,7 +20,11 @@ SHARED_START, SHARED_DRIFT = 0.2**2, 0.02**2  # of the machine's slowness; drift
 PART_START, PART_DRIFT = 0.1**2, 0.003**2  # of a part's own deviation
 OUTLIER = 3.0  # standard deviations; a spike counts no more
 OVERHEAD_GAIN = 0.05
-BEHIND_MAX = 2  # tokens a draft step may have to catch up with and still count as a step
+BEHIND_MAX = 2  # tokens that a draft step takes in without counting as catching up
+CATCH_UP, CATCH_UP_GAIN = (
+    0.1,
+    0.3,
+)  # a token more, at the start, in draft steps; how fast it is learned
 
 
 class OnlineCosts:
@@ -34,17 +38,22 @@ class OnlineCosts:
         self._drift = np.array([SHARED_DRIFT] + [PART_DRIFT] * (parts - 1))
         self._overheads = [table.plain_overhead, table.round_overhead]
         self._current = table
+        self._catch_up = CATCH_UP * table.draft_step  # seconds a token
 
     @property
     def current(self) -> RoundCosts:
         """The best estimate now."""
         return self._current
 
+    def catch_up(self, behind: int) -> float:
+        """Return what the first draft step takes longer where the draft is `behind` tokens behind."""
+        return self._catch_up * max(0, behind - BEHIND_MAX)
+
     def observe(self, outcome: RoundOutcome, *, behind: int) -> None:
         """Learn from a round.
 
         Args:
-            behind: tokens the draft had to catch up with, more than one after plain rounds.
+            behind: tokens the first draft step had to take in; many after plain rounds.
         """
         np.einsum("ii->i", self._covariance)[...] += self._drift
         self._correct(
@@ -56,6 +65,10 @@ class OnlineCosts:
             if behind <= BEHIND_MAX:
                 step = outcome.draft_seconds / outcome.draft_steps
                 self._correct(1, step, self._table.draft_step)
+            else:
+                more = outcome.draft_seconds - outcome.draft_steps * self._current.draft_step
+                each = max(0.0, more) / (behind - BEHIND_MAX)
+                self._catch_up += CATCH_UP_GAIN * (each - self._catch_up)
         self._follow_overhead(int(outcome.draft_steps > 0), rest)
         self._rebuild()
 

@@ -23,13 +23,18 @@ from .calibration import (
     survival_table,
 )
 from .config import FitConfig
-from .features import DEPTH
+from .features import DEPTH, FEATURES, LOOK
 from .linear import LinearLogit
 from .predictor import AcceptancePredictor
 from .trace_rows import Array, Bools, TraceRows
 
 SURVIVAL_TOLERANCE = 0.03  # a gap of S_k beyond this is noted …
 SURVIVAL_ROUNDS = 50  # … where so many rounds show it
+FEATURE_SETS = [  # from few to all; indices into FEATURES
+    [0, *range(DEPTH.start, DEPTH.stop)],  # the draft's top-1 probability and the depth
+    [*range(LOOK.start, LOOK.stop), *range(DEPTH.start, DEPTH.stop)],
+    list(range(len(FEATURES))),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class FitReport:
     reliability: list[ReliabilityBin]
     reliability_raw: list[ReliabilityBin]
     survival: list[SurvivalRow]
+    features: list[str]  # those with a weight
     notes: list[str]  # what limits the trust in these figures
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,10 +88,10 @@ def fit_predictor(
     rows = TraceRows.read(traces)
     notes: list[str] = []
     folds = list(_folds(rows, config, notes))
-    outside = _out_of_fold(rows, folds, config)  # [N] logits
+    used, outside = _choose_features(rows, folds, config)  # [N] logits
     calibrated = _calibrate_out_of_fold(outside, rows, folds, config)  # [N] logits
     slope, intercept = _platt(outside, rows.tested, rows, notes)
-    linear = _fit_linear(rows, rows.tested, config, notes).rescale(slope, intercept)
+    linear = _fit_linear(rows, rows.tested, used, config, notes).rescale(slope, intercept)
 
     chances = 1.0 / (1.0 + np.exp(-calibrated))
     tested, accepted = chances[rows.tested], rows.accepted[rows.tested]
@@ -93,7 +99,8 @@ def fit_predictor(
     now, before = (score(c, accepted, config.reliability_bins) for c in (tested, raw))
     survival = survival_table(rows.request, rows.round, rows.depth, chances, rows.accepted)
     notes += _survival_notes(survival)
-    training = _training(rows, now, before, notes)
+    features = [FEATURES[index] for index in used]
+    training = _training(rows, now, before, notes) | {"features": features}
     predictor = AcceptancePredictor(
         linear=linear,
         forecast=rows.forecast(linear, config.forecast_bins),
@@ -116,6 +123,7 @@ def fit_predictor(
         reliability=reliability(tested, accepted, config.reliability_bins),
         reliability_raw=reliability(raw, accepted, config.reliability_bins),
         survival=survival,
+        features=features,
         notes=notes,
     )
 
@@ -136,11 +144,38 @@ def _folds(rows: TraceRows, config: FitConfig, notes: list[str]) -> Iterator[tup
         yield ~outside, outside
 
 
-def _out_of_fold(rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig) -> Array:
+def _choose_features(
+    rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig
+) -> tuple[list[int], Array]:
+    """Return the features to use, and out-of-fold logits [N] of the fit on them.
+
+    The smallest set whose log-loss is within a standard error of the best (Breiman et al. 1984): a
+    few hundred tokens pin down the meaning of the top-1 probability, not of fourteen numbers.
+    """
+    logits = [_out_of_fold(rows, folds, used, config) for used in FEATURE_SETS]
+    losses = [_losses(rows, one) for one in logits]
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    for used, one, loss in zip(FEATURE_SETS, logits, losses, strict=True):
+        gap = loss - best
+        if gap.mean() <= gap.std() / math.sqrt(len(gap)):
+            return used, one
+    raise AssertionError("the best set is within its own standard error")
+
+
+def _losses(rows: TraceRows, logits: Array) -> Array:
+    """Return the log-loss of each tested row."""
+    labels = np.where(np.isnan(rows.soft), rows.accepted, rows.soft)[rows.tested]
+    losses: Array = np.logaddexp(0.0, logits[rows.tested]) - labels * logits[rows.tested]
+    return losses
+
+
+def _out_of_fold(
+    rows: TraceRows, folds: list[tuple[Bools, Bools]], used: list[int], config: FitConfig
+) -> Array:
     """Return logits [N], each from a fit that has not seen its prompt."""
     logits = np.empty(len(rows.prompt))
     for inside, outside in folds:
-        model = _fit_linear(rows, inside & rows.tested, config, [])
+        model = _fit_linear(rows, inside & rows.tested, used, config, [])
         logits[outside] = model.logits(rows.features[outside])
     return logits
 
@@ -156,7 +191,9 @@ def _calibrate_out_of_fold(
     return calibrated
 
 
-def _fit_linear(rows: TraceRows, chosen: Bools, config: FitConfig, notes: list[str]) -> LinearLogit:
+def _fit_linear(
+    rows: TraceRows, chosen: Bools, used: list[int], config: FitConfig, notes: list[str]
+) -> LinearLogit:
     """Fit one logistic regression on standardised features; a constant where it cannot be."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
@@ -175,13 +212,15 @@ def _fit_linear(rows: TraceRows, chosen: Bools, config: FitConfig, notes: list[s
     low[DEPTH], high[DEPTH] = 0.0, 1.0
     filled = np.where(np.isnan(rows.features), mean, rows.features)[row]
     model = LogisticRegression(C=config.inverse_regularization, max_iter=1000)
-    model.fit((filled - mean) / scale, label, sample_weight=weight)
+    model.fit(((filled - mean) / scale)[:, used], label, sample_weight=weight)
+    coefficients = np.zeros(len(FEATURES))
+    coefficients[used] = model.coef_[0]
     return LinearLogit(
         mean=tuple(mean.tolist()),
         scale=tuple(scale.tolist()),
         low=tuple(low.tolist()),
         high=tuple(high.tolist()),
-        coefficients=tuple(model.coef_[0].tolist()),
+        coefficients=tuple(coefficients.tolist()),
         intercept=float(model.intercept_[0]),
     )
 

@@ -81,7 +81,7 @@ def _rounds_of(
         raise ValueError("prompt must have at least one token id, got none")
     tokens = [prompt[index % len(prompt)] for index in range(context_length)]
     target.start(tokens, capacity)
-    drafter.start(tokens, capacity)
+    drafter.reset(capacity)
     params, draws = SamplingParams(temperature=0.0), GeneratorDraws(0)
 
     def run(gamma: int) -> RoundOutcome:

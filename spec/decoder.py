@@ -179,19 +179,12 @@ class SpeculativeDecoder:
         output.finish_reason = rule.finish_reason
 
     def _prefill(self, tokens: list[int], end: int, stats: DecodeStats) -> None:
-        """Cover all but the last prompt token: the first round feeds that one.
-
-        The draft's share counts as drafting, not as prefill: plain decoding does without it.
-        """
+        """Cover all but the last prompt token: the first round feeds that one."""
         begun = time.perf_counter()
         self.target.start(tokens, end)
-        covered = time.perf_counter()
-        stats.prefill_seconds += covered - begun
-        if self.drafter is not None and self.lookahead.gamma_max > 0:
-            self.drafter.start(tokens, end)
-            seconds = time.perf_counter() - covered
-            stats.draft_seconds += seconds
-            stats.round_seconds += seconds
+        if self.drafter is not None:
+            self.drafter.reset(end)
+        stats.prefill_seconds += time.perf_counter() - begun
 
     def _gamma_limit(self, length: int, end: int) -> int:
         """Return how many tokens may be drafted: the bonus fits below `end`, the draft below its context."""

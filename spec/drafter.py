@@ -29,8 +29,8 @@ class Drafter(Protocol):
 
     context: int  # positions it can look at; beyond them the loop decodes plainly
 
-    def start(self, tokens: Sequence[int], capacity: int) -> None:
-        """A new sequence starts, which will have at most `capacity` tokens."""
+    def reset(self, capacity: int) -> None:
+        """A new sequence of at most `capacity` tokens starts."""
 
     def propose(
         self,
@@ -71,9 +71,9 @@ class ModelDrafter:
         self.kept = None if kept is None else kept.to(self.cached.device)
         self._temperature = temperature
 
-    def start(self, tokens: Sequence[int], capacity: int) -> None:
-        if len(tokens) <= self.context:  # else nothing will be asked of it
-            self.cached.start(tokens, min(capacity, self.context))
+    def reset(self, capacity: int) -> None:
+        # The prompt is fed when the first token is drafted: where nothing is, it costs nothing.
+        self.cached.reset(min(capacity, self.context))
 
     def propose(
         self,

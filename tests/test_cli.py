@@ -21,7 +21,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def __getattr__(self, name: str) -> Any:
             return calls.append
 
-    monkeypatch.setattr(cli.importlib, "import_module", lambda *_: Module())
+    monkeypatch.setattr("foredraft.cli.main.importlib.import_module", lambda *_: Module())
     return calls
 
 

@@ -31,8 +31,10 @@ def test_expected_tokens_equal_the_enumeration_of_all_outcomes() -> None:
     for gamma, expected in enumerate(expected_tokens(hazards)):
         total = 0.0
         for coins in itertools.product([True, False], repeat=gamma):
-            chance = np.prod([a if coin else 1 - a for a, coin in zip(hazards, coins, strict=False)])
-            total += chance * (1 + len(list(itertools.takewhile(bool, coins))))
+            chance = np.prod(
+                [a if coin else 1 - a for a, coin in zip(hazards, coins, strict=False)]
+            )
+            total += float(chance) * (1 + len(list(itertools.takewhile(bool, coins))))
         assert expected == pytest.approx(total, abs=1e-12)
 
 

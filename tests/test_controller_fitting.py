@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from controller_sim import Text, traces
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
 
+from controller_sim import Text, traces
 from foredraft.controller import FitConfig, fit_predictor
 from foredraft.controller.calibration import (
     expected_calibration_error,
     reliability,
     survival_table,
 )
-from foredraft.controller.features import DEPTH, feature_matrix
+from foredraft.controller.features import DEPTH, FEATURES, feature_matrix
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -81,9 +81,11 @@ def test_the_export_equals_scikit_learn() -> None:
     scaler = StandardScaler().fit(filled[tested])
     standard = scaler.transform(filled)
     standard[:, DEPTH] = filled[:, DEPTH]
+    report = fit_predictor(columns)
+    standard = standard[:, [FEATURES.index(name) for name in report.features]]
     model = LogisticRegression(C=1.0, max_iter=1000)
     expected = model.fit(standard[tested], columns["accepted"][tested]).decision_function(standard)
-    logits = fit_predictor(columns).predictor.linear.logits(features)
+    logits = report.predictor.linear.logits(features)
     slope, intercept = np.polyfit(expected, logits, 1)
     assert np.abs(slope * expected + intercept - logits).max() < 1e-6
     assert slope == pytest.approx(1.0, abs=0.1)
@@ -95,6 +97,20 @@ def test_200_rows_are_enough_to_be_useful() -> None:
     tested, accepted = informative()["tested"][600:], informative()["accepted"][600:]
     auc = roc_auc_score(accepted[tested], report.predictor.predict(held_out)[tested])
     assert auc > 0.78
+
+
+def test_features_are_used_only_where_they_help() -> None:
+    """Here all that matters is in the top-1 probability, until the target's entropy is made to matter."""
+    columns = {name: column.copy() for name, column in informative().items()}
+    assert fit_predictor(columns).features[0] == "logit_top1"
+    assert "prev_target_entropy" not in fit_predictor(columns).features
+    rng = np.random.default_rng(0)
+    hint = rng.random(len(columns["tested"])) < 0.5
+    columns["prev_target_entropy"] = np.where(hint, 3.0, 0.0)
+    columns["accepted"] &= hint | (rng.random(len(hint)) < 0.3)
+    report = fit_predictor(columns)
+    assert "prev_target_entropy" in report.features
+    assert report.predictor.linear.coefficients[FEATURES.index("prev_target_entropy")] > 0.2
 
 
 @pytest.mark.parametrize("outcome", [True, False])
@@ -132,9 +148,11 @@ def test_soft_labels_of_sampled_tokens_are_used_where_there_are_any() -> None:
     text = Text.make(length=900, mean=0.0, slope=1.7, seed=5)
     hard = traces(text)
     soft = {name: column.copy() for name, column in hard.items()}
-    slope_of_look = np.vectorize({
-        value: chance for value, chance in _truth_by_look(hard, mean=0.0, slope=1.7).items()
-    }.__getitem__)
+    slope_of_look = np.vectorize(
+        {
+            value: chance for value, chance in _truth_by_look(hard, mean=0.0, slope=1.7).items()
+        }.__getitem__
+    )
     truth = slope_of_look(hard["top1_logprob"])
     hard["temperature"] = soft["temperature"] = np.full(len(truth), 0.7)
     soft["acceptance_prob"] = np.where(soft["tested"], truth, np.nan)
@@ -149,7 +167,6 @@ def test_soft_labels_of_sampled_tokens_are_used_where_there_are_any() -> None:
 def _truth_by_look(columns: Columns, *, mean: float, slope: float) -> dict[float, float]:
     """Return the true chance of acceptance by the look's top-1 log-probability."""
     from controller_sim import LOGITS, STEPS
-
     from foredraft.data import signals
 
     chances: dict[float, float] = {}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chi2
 from transformers import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -14,10 +18,19 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from controller_sim import Text, traces
+from controller_sim import table as latency_table
+from foredraft.controller import (
+    AcceptancePredictor,
+    AdaptiveLookahead,
+    RoundCosts,
+    fit_predictor,
+)
 from foredraft.spec import (
     CachedModel,
     Drafter,
     FixedLookahead,
+    GeneratorDraws,
     LookaheadPolicy,
     ModelDrafter,
     Proposal,
@@ -25,8 +38,9 @@ from foredraft.spec import (
     RoundStart,
     SamplingParams,
     decode_round,
+    token_probs,
 )
-from toys import ScriptedDraws, TableLM, enumerate_law, random_table
+from toys import ScriptedDraws, TableLM, enumerate_law, random_table, tiny_llama
 
 LENGTH = 3  # tokens after the one-token prompt
 TOLERANCE = 1e-12
@@ -139,7 +153,7 @@ def round_by_round_law(
             if isinstance(policy, CoinPolicy):
                 policy.draws = draws
             model.start(tokens, end)
-            drafter.start(tokens, end)
+            drafter.reset(end)
             emitted, _ = decode_round(
                 tokens, model, drafter, policy, params, draws, gamma_limit=end - len(tokens) - 1
             )
@@ -151,15 +165,18 @@ def round_by_round_law(
     return whole
 
 
-def whole_path_law(params: SamplingParams, policy: LookaheadPolicy, drafter: Drafter) -> Law:
-    """The law of whole sequences, all draws of all rounds enumerated together."""
+def whole_path_law(
+    params: SamplingParams, make_policy: Callable[[], LookaheadPolicy], drafter: Drafter
+) -> Law:
+    """The law of whole sequences, all draws of all rounds enumerated together, each with a new policy."""
     model = CachedModel(TARGET, width=4)
     end = 1 + LENGTH
 
     def run(draws: ScriptedDraws) -> tuple[int, ...]:
+        policy = make_policy()
         tokens = [0]
         model.start(tokens, end)
-        drafter.start(tokens, end)
+        drafter.reset(end)
         policy.begin_request(params)
         while len(tokens) < end:
             emitted, _ = decode_round(
@@ -183,9 +200,30 @@ def test_loop_emits_the_targets_law(params: SamplingParams, policy: functools.pa
     assert largest_difference(law, target_law(params)) < TOLERANCE
 
 
+def adaptive() -> AdaptiveLookahead:
+    """The real controller, where drafting pays now and then; it learns from round to round."""
+    costs = RoundCosts(draft_step=0.1, verify=(1.0, 1.05, 1.1))
+    return AdaptiveLookahead(fitted_predictor(), latency_table(costs), gamma_max=2)
+
+
+@functools.cache
+def fitted_predictor() -> AcceptancePredictor:
+    text = Text.make(length=800, mean=0.4, slope=1.7, seed=11)
+    return fit_predictor(traces(text)).predictor
+
+
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock be a second after the last: the same path, the same decisions."""
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr("foredraft.spec.round.time", clock)
+
+
+@pytest.mark.parametrize("make_policy", [lambda: StatefulPolicy(2), adaptive])
 @pytest.mark.parametrize("name", ["T=0", "top_k=2"])
-def test_a_policy_with_memory_keeps_the_law(name: str) -> None:
-    law = whole_path_law(PARAMS[name], StatefulPolicy(2), ModelDrafter(DRAFT, width=4))
+@pytest.mark.usefixtures("steady_clock")
+def test_a_policy_with_memory_keeps_the_law(name: str, make_policy: Any) -> None:
+    law = whole_path_law(PARAMS[name], make_policy, ModelDrafter(DRAFT, width=4))
     assert largest_difference(law, target_law(PARAMS[name])) < TOLERANCE
 
 
@@ -245,3 +283,60 @@ def test_dropping_turns_seven_three_into_eighty_five_fifteen() -> None:
     draft = table([0.5, 0.5])
     assert first_token(ModelDrafter(draft, width=4)) == pytest.approx([0.7, 0.3], abs=TOLERANCE)
     assert first_token(KeepZero(draft, width=4)) == pytest.approx([0.85, 0.15], abs=TOLERANCE)
+
+
+class MemoModel(CachedModel):
+    """A real model whose logits are computed once for each context."""
+
+    def __init__(self, model: Any, *, width: int) -> None:
+        super().__init__(model, width=width)
+        self.memo: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def advance(self, tokens: Sequence[int], keep: int = 1) -> torch.Tensor:
+        rows = []
+        for end in range(len(tokens) - keep + 1, len(tokens) + 1):
+            context = tuple(tokens[:end])
+            if context not in self.memo:
+                self.reset(16)
+                self.memo[context] = super().advance(list(context)).clone()
+            rows.append(self.memo[context])
+        return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(temperature=0.7, top_k=5), SamplingParams(top_p=0.8)],
+    ids=["T=1", "T=0.7,top_k=5", "top_p=0.8"],
+)
+def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> None:
+    # Chi-square over the pairs of tokens, 20,000 draws, cells expected less than 5 times merged; the
+    # threshold is passed by chance once in 100,000 runs; fixed seed.
+    target = MemoModel(tiny_llama(vocabulary=12, sharpness=2.0), width=12)
+    drafter = ModelDrafter(tiny_llama(vocabulary=12, seed=4, sharpness=2.0), width=12)
+    drafter.cached = MemoModel(drafter.cached.model, width=12)
+    draws = GeneratorDraws(5)
+    policy = FixedLookahead(2)
+    counts = torch.zeros(12, 12)
+    accepted = 0
+    for _ in range(20_000):
+        tokens = [3, 1]
+        while len(tokens) < 4:
+            emitted, outcome = decode_round(
+                tokens, target, drafter, policy, params, draws, gamma_limit=2
+            )
+            tokens += emitted
+            accepted += outcome.accepted
+        counts[tokens[2], tokens[3]] += 1
+    assert accepted > 5_000  # both ways of emitting are well represented
+    first = token_probs(target.advance([3, 1]), params)[0]
+    pairs = torch.stack(
+        [first[x] * token_probs(target.advance([3, 1, x]), params)[0] for x in range(12)]
+    )
+    assert counts[pairs == 0].sum() == 0
+    expected = 20_000 * pairs.flatten()
+    large = expected >= 5
+    expected = torch.cat([expected[large], expected[~large].sum()[None]])
+    found = torch.cat([counts.flatten()[large], counts.flatten()[~large].sum()[None]])
+    some = expected > 0
+    statistic = float(((found - expected)[some] ** 2 / expected[some]).sum())
+    assert statistic < chi2.isf(1e-5, int(some.sum()) - 1)

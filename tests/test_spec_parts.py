@@ -274,11 +274,11 @@ def test_rows_decoded_together_equal_rows_decoded_alone(temperature: float) -> N
     params = SamplingParams(temperature=temperature, max_tokens=24)
     alone = SpeculativeDecoder(model, tokenizer)
     model.generation_config.eos_token_id = ends = [10, 60, 90, 120, 150, 180, 210, 240]
-    rows = dict.fromkeys(range(len(prompts)))
+    rows: dict[int, tuple[list[int], str]] = {}
     for index, response, reason in decode_rows(
         model, prompts, params, seeds=range(6), rows=2, eos_token_ids=ends, width=260
     ):
-        rows[index] = (response, reason)  # type: ignore[assignment]
+        rows[index] = (response, reason)
     for index, prompt in enumerate(prompts):
         output = alone.generate(
             [prompt], SamplingParams(temperature=temperature, max_tokens=24, seed=index)

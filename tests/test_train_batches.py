@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from toy_corpus import EOS, corpus_row, random_rows
 
 from foredraft.train.batches import collate, make_examples, micro_batches, rows_of_step
 from foredraft.train.heads import hidden_states
+from toy_corpus import EOS, corpus_row, random_rows
 from toys import tiny_gpt2, tiny_llama
 
 CPU = torch.device("cpu")

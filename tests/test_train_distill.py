@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState
-from toy_corpus import random_rows, write_corpus_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foredraft.spec import DraftInfo, cut_head, load_kept_tokens
@@ -20,6 +19,7 @@ from foredraft.train.heads import head_of
 from foredraft.train.loop import Run
 from foredraft.train.losses import DraftLoss
 from foredraft.train.teacher import Teacher
+from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 
 ROWS = [*random_rows(60), *random_rows(6, split="dev", seed=1)]

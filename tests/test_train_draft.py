@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from toy_corpus import random_rows
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from foredraft.spec import DraftInfo, cut_head, load_kept_tokens
@@ -24,6 +23,7 @@ from foredraft.train.draft import (
 )
 from foredraft.train.heads import head_of
 from foredraft.train.teacher import Teacher
+from toy_corpus import random_rows
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 
 IDS = torch.tensor([[1, 5, 9, 257, 30, 2, 77]])

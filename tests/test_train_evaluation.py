@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from toy_corpus import corpus_row, random_rows
 from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from foredraft.spec import cut_head
 from foredraft.train import evaluate_draft
 from foredraft.train.batches import make_examples
 from foredraft.train.teacher import Teacher
+from toy_corpus import corpus_row, random_rows
 from toys import tiny_gpt2, tiny_llama
 
 

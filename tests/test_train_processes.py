@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
-from toy_corpus import random_rows, write_corpus_folder
 from transformers import AutoModelForCausalLM
 
+from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_llama
 
 pytestmark = pytest.mark.slow

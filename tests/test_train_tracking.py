@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import wandb
-from toy_corpus import random_rows, write_corpus_folder
 
 from foredraft.train import DistillConfig, distill
 from foredraft.train.loop import Run
 from foredraft.train.tracking import read_metrics
+from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_llama
 
 

@@ -41,6 +41,11 @@ class DistillConfig:
     """Layers taken from the target where no draft is given."""
     head_tokens: int | None = 16384
     """Vocabulary entries the draft can propose, the corpus's most frequent; none: all of them."""
+    head_start: str = "aligned"
+    """Head of a draft cut from the target: "aligned" (the target's, times the least-squares map from the
+    draft's last states to the target's) or "target" (the target's as it is)."""
+    train_head: bool = True
+    """Train the head; not, where there is too little text to learn so many rows from."""
     train_embeddings: bool = False
     """Train the input embedding too; it is large, and the target's own is a good one."""
 
@@ -117,6 +122,8 @@ class DistillConfig:
         _check("warmup_ratio", self.warmup_ratio, 0 <= self.warmup_ratio < 1, "in [0, 1)")
         valid_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         _check("betas", self.betas, valid_betas, "two numbers in [0, 1)")
+        starts = ("aligned", "target")
+        _check("head_start", self.head_start, self.head_start in starts, "aligned or target")
         precisions = ("no", "bf16")
         _check(
             "mixed_precision",

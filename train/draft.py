@@ -43,6 +43,21 @@ class Draft:
             return self.kept
         return torch.arange(min(width, head_of(self.model).weight.shape[0]))
 
+    @torch.no_grad()
+    def map_states(self, matrix: torch.Tensor) -> None:
+        """Let the head read A·h in place of the last state h: A is multiplied into its rows, all of them.
+
+        Args:
+            matrix: A, [d, d].
+        """
+        head = self.model.get_output_embeddings().weight
+        whole = head if self.whole_head is None else self.whole_head.weight
+        mapped = (whole.double() @ matrix.to(whole.device)).to(whole)  # [V, d]
+        if self.whole_head is not None and self.kept is not None:
+            self.whole_head = self.whole_head._replace(weight=mapped)
+            mapped = mapped[self.kept.to(mapped.device)]
+        head.copy_(mapped)
+
     def whole_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the weights of a plain model: a cut head's rows are put back in their places."""
         state: dict[str, torch.Tensor] = self.model.state_dict()
@@ -138,7 +153,7 @@ def load_draft(folder: Path, config: DistillConfig) -> Draft:
 
 
 def prepare_draft(model: Any, kept: torch.Tensor | None, config: DistillConfig) -> Draft:
-    """Cut the head to the tokens `kept`; all weights but the input embedding are to be trained."""
+    """Cut the head to the tokens `kept`; say which weights are to be trained."""
     whole_head = None
     if kept is not None:
         head = head_of(model)
@@ -147,6 +162,7 @@ def prepare_draft(model: Any, kept: torch.Tensor | None, config: DistillConfig) 
         cut_head(model, kept)
     model.train().requires_grad_(True)
     model.get_input_embeddings().requires_grad_(config.train_embeddings)
+    model.get_output_embeddings().requires_grad_(config.train_head)
     return Draft(model, kept, whole_head)
 
 

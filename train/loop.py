@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from ..spec import DraftInfo
 from ..spec.cached import context_length
+from .alignment import state_map
 from .batches import Corpus, Example, collate, micro_batches, rows_of_step
 from .checkpoint import (
     TrainerState,
@@ -106,10 +107,14 @@ class Run:
     def train(self, progress: ProgressLine) -> None:
         """Make the steps that are left; measure, log and save on the way."""
         config, state = self.config, self.state
+        earlier, begun = state.seconds, time.perf_counter()
         if not state.before:
             self.measure(progress)
+            if config.draft is None and config.head_start == "aligned":
+                self.align()
+                self.measure(progress)
+            state.seconds = self._agreed(earlier + time.perf_counter() - begun)
             self.save()
-        earlier, begun = state.seconds, time.perf_counter()
         while not state.done:
             metrics = self.step()
             state.step += 1
@@ -123,6 +128,15 @@ class Run:
                 new_best = self.measure(progress)
             if state.done or new_best or state.step % config.save_every == 0:
                 self.save()
+
+    def align(self) -> None:
+        """Start the head from the closed-form map of the draft's states to the target's."""
+        matrix = None
+        if (
+            self.accelerator.is_main_process
+        ):  # the main process's map: elsewhere it may round otherwise
+            matrix = state_map(self.draft.model, self.teacher, self.corpus.train.examples)
+        self.draft.map_states(broadcast_object_list([matrix])[0])
 
     def step(self) -> dict[str, float]:
         """Make an optimizer step and return its metrics."""

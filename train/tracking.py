@@ -47,7 +47,8 @@ class MetricLog:
 
     def evaluation(self, step: int) -> dict[str, float]:
         """Return what was measured on held-out rows after `step` steps: empty where nothing was."""
-        row = next((row for row in self.rows if row["step"] == step and ALPHA in row), {})
+        found = [row for row in self.rows if row["step"] == step and ALPHA in row]
+        row = found[-1] if found else {}  # at step 0: after the head was aligned
         return {name: value for name, value in row.items() if name != "step"}
 
 

@@ -1,0 +1,54 @@
+"""The closed-form start of a draft's head."""
+
+from __future__ import annotations
+
+import torch
+
+from foredraft.train import DistillConfig
+from foredraft.train.alignment import state_map
+from foredraft.train.batches import Example
+from foredraft.train.draft import first_layers, prepare_draft
+from foredraft.train.teacher import Teacher
+from toys import tiny_llama
+
+
+def examples() -> list[Example]:
+    generator = torch.Generator().manual_seed(0)
+    return [Example(torch.randint(0, 260, (24,), generator=generator), 20) for _ in range(30)]
+
+
+def test_a_draft_with_all_layers_needs_no_map() -> None:
+    target = tiny_llama()
+    matrix = state_map(first_layers(target, 2), Teacher(target), examples())
+    # 600 states of width 32 fix the map; the ridge shrinks it a little.
+    torch.testing.assert_close(matrix, torch.eye(32).double(), atol=0.1, rtol=0)
+
+
+@torch.no_grad()
+def test_the_map_is_the_least_squares_one() -> None:
+    target = tiny_llama(layers=4)
+    model, teacher, rows = first_layers(target, 1), Teacher(target), examples()
+    matrix = state_map(model, teacher, rows)
+    ours = torch.cat([model.model(e.input_ids[None]).last_hidden_state[0, -20:] for e in rows])
+    theirs = teacher.hidden(rows)
+    expected = torch.linalg.lstsq(ours.double(), theirs.double()).solution.T
+
+    def error(a: torch.Tensor) -> float:
+        return float((ours.double() @ a.T - theirs).square().sum())
+
+    assert error(matrix) < 1.01 * error(expected)
+    assert error(matrix) < 0.9 * error(torch.eye(32).double())
+
+
+def test_the_map_goes_into_cut_and_whole_head_alike() -> None:
+    target = tiny_llama()
+    kept = torch.tensor([1, 5, 200])
+    config = DistillConfig(target="t", corpus="c", train_head=False)
+    draft = prepare_draft(first_layers(target, 1), kept, config)
+    matrix = torch.randn(32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    draft.map_states(matrix)
+    whole = draft.whole_state_dict()["lm_head.weight"]
+    expected = (target.lm_head.weight.double() @ matrix).float()
+    torch.testing.assert_close(whole, expected)
+    torch.testing.assert_close(draft.model.lm_head.weight.detach(), expected[kept])
+    assert not draft.model.lm_head.weight.requires_grad
