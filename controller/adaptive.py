@@ -33,6 +33,7 @@ from .throughput import Throughput
 
 DEFAULT_GAMMA_MAX = 8
 SOLVE_EVERY = 8  # rounds for which solved values are kept
+PAID_OFF = 20  # rounds; speculation comes in stretches, and catching up is paid once for each
 SHIFT_STEP = 0.25  # logits; the forecast of later looks is solved on a grid of intercepts
 
 
@@ -91,7 +92,6 @@ class AdaptiveLookahead:
         )
         self._solved: dict[tuple[int, int], StoppingValues] = {}
         self._rounds = 0
-        self._context_length = 0
         self._prompt_unread = True
         self._behind = 0  # tokens committed since the draft last ran
         self._since_plain = 0  # rounds since the last plain one
@@ -109,7 +109,6 @@ class AdaptiveLookahead:
         """Return the cap: 0 where plain decoding is worth more than starting to draft."""
         if self._rounds % SOLVE_EVERY == 0:
             self._solved.clear()
-        self._context_length = start.context_length
         self._round = self._choose(start)
         self.kinds[self._round.kind] += 1
         return self._round.cap
@@ -145,7 +144,7 @@ class AdaptiveLookahead:
         self._rounds += 1
         self._learn_acceptance(outcome)
         self._account(outcome)
-        behind = self._context_length if self._prompt_unread else self._behind
+        behind = None if self._prompt_unread else self._behind
         self._costs.observe(outcome, behind=behind)
         speculated = outcome.draft_steps > 0
         self._prompt_unread = self._prompt_unread and not speculated
@@ -231,7 +230,7 @@ class AdaptiveLookahead:
         )
         logit = base + self._recentring.shift
         values = self._solve(cap, logit, costs)
-        if values.start > self._price(costs) * catch_up:
+        if values.start > self._price(costs) * catch_up / PAID_OFF:
             return _Round("speculate", cap, costs, catch_up, base, values)
         if self._probes.is_due(0.0):  # cheap to ask; the rest is not
             gamma = self._probe_gamma(cap, logit, costs)

@@ -49,11 +49,12 @@ class OnlineCosts:
         """Return what the first draft step takes longer where the draft is `behind` tokens behind."""
         return self._catch_up * max(0, behind - BEHIND_MAX)
 
-    def observe(self, outcome: RoundOutcome, *, behind: int) -> None:
+    def observe(self, outcome: RoundOutcome, *, behind: int | None) -> None:
         """Learn from a round.
 
         Args:
-            behind: tokens the first draft step had to take in; many after plain rounds.
+            behind: tokens the first draft step had to take in, many after plain rounds; None: the
+                prompt, whose time says nothing of a step.
         """
         np.einsum("ii->i", self._covariance)[...] += self._drift
         self._correct(
@@ -62,7 +63,9 @@ class OnlineCosts:
         rest = outcome.round_seconds - outcome.verify_seconds
         if outcome.draft_steps:
             rest -= outcome.draft_seconds
-            if behind <= BEHIND_MAX:
+            if behind is None:
+                pass
+            elif behind <= BEHIND_MAX:
                 step = outcome.draft_seconds / outcome.draft_steps
                 self._correct(1, step, self._table.draft_step)
             else:
