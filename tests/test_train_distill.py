@@ -108,7 +108,8 @@ def test_metric_names(base: dict[str, Any], target: Any) -> None:
     evaluation = {"alpha_tf", "alpha_p10", "top1", "kl", "coverage"}
     expected = {f"train/{name}" for name in train} | {f"perf/{name}" for name in perf}
     assert names == expected | {f"eval/T1/{name}" for name in evaluation} | {"step"}
-    assert [row["step"] for row in result.curve if ALPHA in row] == [0, 0, 1]  # as cut, aligned, trained
+    # as cut, aligned, trained
+    assert [row["step"] for row in result.curve if ALPHA in row] == [0, 0, 1]
 
 
 def test_gradients_do_not_depend_on_the_micro_batches() -> None:
