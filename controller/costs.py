@@ -21,10 +21,8 @@ PART_START, PART_DRIFT = 0.1**2, 0.003**2  # of a part's own deviation
 OUTLIER = 3.0  # standard deviations; a spike counts no more
 OVERHEAD_GAIN = 0.05
 BEHIND_MAX = 2  # tokens that a draft step takes in without counting as catching up
-CATCH_UP, CATCH_UP_GAIN = (
-    0.1,
-    0.3,
-)  # a token more, at the start, in draft steps; how fast it is learned
+CATCH_UP = 0.03  # draft steps that a token more takes, until it is known better
+CATCH_UP_GAIN = 0.3
 
 
 class OnlineCosts:

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +56,15 @@ STAIRS = RoundCosts(  # measured on a demo machine: not even monotone
 )
 # mean and slope of the logit of acceptance; with the slope, what the draft shows has AUC 0.82
 CHANCE, INFORMED = (0.4, 0.0), (0.4, 1.7)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads waiting for each other on a busy machine would be all that is timed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @cache
