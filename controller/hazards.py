@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 FORGETTING = 0.995  # per round with a tested token: about 140 rounds to half the weight
 PRIOR_STRENGTH = 20.0  # tested tokens that the prior is worth
-OFFSET_INFORMATION = 20.0  # prior precision of a depth's offset, in units of Σ a(1 − a)
+OFFSET_INFORMATION = 60.0  # prior precision of a depth's offset, in units of Σ a(1 − a)
 OFFSET_MAX = 1.0  # logits
 
 

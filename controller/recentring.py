@@ -10,7 +10,7 @@ import math
 
 STEP_MAX = 0.5  # logits a single token may move the intercept: damping
 VALUE_MAX = 6.0
-SPREAD = 0.05  # variance between requests
+SPREAD = 0.03  # variance between requests
 UNSEEN_DRIFT, VARIANCE_MAX = 2e-3, 0.25
 
 
