@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -18,14 +17,14 @@ from ..spec import (
     render_chat,
     settle_cpu,
 )
-from ..train import DistillConfig, distill
+from ..train import DistillConfig
+from ..train.__main__ import run as train
 from . import fitting
 from .bar import Bar
 from .comparing import compare, interleave_domains, make_arms
 from .config import CompareCommand, CorpusCommand, FitCommand, GenerateCommand
-from .machine import commit, describe_draft, describe_machine, describe_target, describe_versions
+from .machine import describe_draft, describe_run
 from .packaged import resolve_target
-from .report_data import Report
 from .report_html import write_report
 from .report_table import print_table
 
@@ -59,10 +58,7 @@ def run_corpus(config: CorpusCommand) -> None:
 
 def run_train(config: DistillConfig) -> None:
     """`foredraft train`: one process; `accelerate launch -m foredraft.train` takes the same settings."""
-    settle_cpu()
-    result = distill(config)
-    before, best = result.before["eval/T1/alpha_tf"], result.best["eval/T1/alpha_tf"]
-    print(f"α on held-out text: {before:.3f} before, {best:.3f} at best, in {result.folder}")
+    train(config)
 
 
 def run_fit(config: FitCommand) -> None:
@@ -126,20 +122,9 @@ def run_compare(config: CompareCommand) -> None:
         )
     lookahead = None if config.lookahead is None else Path(config.lookahead)
     fitted = isinstance(adaptive, AdaptiveLookahead)
-    draft = fitting.drafter_of(decoder)
-    report = Report(
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command="foredraft " + " ".join(sys.argv[1:]),
-        commit=commit(),
-        machine=describe_machine(config.device),
-        versions=describe_versions(),
-        target=describe_target(decoder.target.model, config.target, decoder.target.width or 0),
-        draft=describe_draft(
-            draft.cached.model,
-            config.draft,
-            None if draft.kept is None else len(draft.kept),
-            None,
-        ),
+    report = replace(
+        describe_run(decoder, config.target),
+        draft=describe_draft(fitting.drafter_of(decoder), config.draft),
         latency=fitting.describe_latency(lookahead) if lookahead and fitted else None,
         comparison=comparison,
     )

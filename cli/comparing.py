@@ -34,9 +34,7 @@ class _Sample:
     """One prompt in one arm."""
 
     domain: str
-    seconds: (
-        float  # median over the repeats, decoding only: the draft's prefill in, the target's out
-    )
+    seconds: float  # of decoding, median over the repeats; the target's prefill is not in it
     output: RequestOutput
 
 
@@ -68,6 +66,7 @@ def compare(
         reference: also decode greedily with transformers' `generate` and count equal outputs.
     """
     arms = [_Arm(name, g, decoder.with_lookahead(p)) for name, (g, p) in lookaheads.items()]
+    plain_arm = next(arm for arm in arms if arm.name == PLAIN)
     begun = time.perf_counter()
     order = random.Random(0)
     equal_to_generate = 0
@@ -77,14 +76,13 @@ def compare(
         for arm in order.sample(arms, len(arms)):
             arm.samples.append(_decode(arm.decoder, prompt, params, repeats))
         if reference and params.greedy:
-            plain = next(arm for arm in arms if arm.name == PLAIN).samples[-1].output
+            plain = plain_arm.samples[-1].output
             equal_to_generate += _generated(decoder, plain, params) == plain.token_ids
         done += 1
         if progress is not None:
             progress(done, len(prompts))
         if max_seconds is not None and done > 1 and time.perf_counter() - begun > max_seconds:
             break
-    plain_arm = next(arm for arm in arms if arm.name == PLAIN)
     return Comparison(
         prompts=done,
         max_tokens=params.max_tokens,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..controller.config import check_integer
+
 ENGLISH = ("chat", "code", "facts", "math", "summary", "writing")
 
 
@@ -99,11 +101,11 @@ class CompareCommand:
     """float32, bfloat16 or float16."""
 
     def __post_init__(self) -> None:
-        _check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
-        _check_integer("max_tokens", self.max_tokens, low=1)
-        _check_integer("repeats", self.repeats, low=1)
+        check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
+        check_integer("max_tokens", self.max_tokens, low=1)
+        check_integer("repeats", self.repeats, low=1)
         for gamma in self.gammas:
-            _check_integer("gammas", gamma, low=1)
+            check_integer("gammas", gamma, low=1)
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature!r}")
 
@@ -172,11 +174,6 @@ class DemoCommand:
         if not self.minutes > 0:
             raise ValueError(f"minutes must be above 0, got {self.minutes!r}")
         for name in ("layers", "steps", "batch_rows", "max_new_tokens", "gamma_max"):
-            _check_integer(name, getattr(self, name), low=1)
-        _check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
-        _check_integer("max_tokens", self.max_tokens, low=2)
-
-
-def _check_integer(name: str, value: int, *, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+            check_integer(name, getattr(self, name), low=1)
+        check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
+        check_integer("max_tokens", self.max_tokens, low=2)

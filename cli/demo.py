@@ -6,11 +6,10 @@ prepare → corpus → distil → trace → fit → compare, then the table and 
 from __future__ import annotations
 
 import random
-import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from rich.console import Console
 from ..controller import AdaptiveLookahead
 from ..data import (
     CorpusConfig,
-    CorpusManifest,
     TraceConfig,
     load_prompts,
     read_corpus,
     write_corpus,
 )
+from ..data.files import write_json
 from ..spec import (
     FixedLookahead,
     SamplingParams,
@@ -41,7 +40,7 @@ from . import fitting
 from .bar import Bar
 from .comparing import compare, interleave_domains, make_arms
 from .config import ENGLISH, DemoCommand
-from .machine import commit, describe_draft, describe_machine, describe_target, describe_versions
+from .machine import describe_draft, describe_run
 from .packaged import resolve_target
 from .report_data import Comparison, Corpus, CurvePoint, DraftQuality, LoopAlpha, Report, Training
 from .report_html import write_report
@@ -108,7 +107,7 @@ class _Demo:
             if time.perf_counter() > deadline and done > 8 * self.config.batch_rows:
                 raise _TimeUp
 
-        with self._bar() as update, suppress(_TimeUp):
+        with Bar(self.console) as update, suppress(_TimeUp):
             write_corpus(
                 self.model,
                 self.tokenizer,
@@ -117,10 +116,11 @@ class _Demo:
                 settings,
                 progress=progress,
             )
-        rows = read_corpus(self.folder / "corpus", complete_only=False)
-        whole = [row for row in rows if row.finish_reason == "stop"]
-        tokens = sum(len(row.response_ids) for row in rows)
-        return f"{len(rows)} answers, {tokens} tokens; {len(whole)} ended by themselves"
+        found = _corpus(self.folder / "corpus")
+        return (
+            f"{found.rows} answers, {found.tokens} tokens; "
+            f"{found.complete_rows} ended by themselves"
+        )
 
     def distil(self) -> str:
         self.distilled = distill(self._distil_config(), target=self.model, tokenizer=self.tokenizer)
@@ -155,7 +155,7 @@ class _Demo:
         length = 40
         count = int(TRACE * self.seconds * rate / length / 2)
         traces = TraceConfig(gamma=3, max_tokens=length, temperatures=(0.0, 1.0))
-        with self._bar() as update:
+        with Bar(self.console) as update:
             return fitting.trace(
                 self.decoder,
                 dev[: max(4, min(count, len(dev)))],
@@ -173,7 +173,7 @@ class _Demo:
         )
         alpha = fitting.loop_alpha(self.decoder, self.folder / "traces")
         if alpha is not None:
-            fitting.save_json(self.folder / "loop_alpha.json", alpha)
+            write_json(self.folder / "loop_alpha.json", asdict(alpha))
             line += (
                 f"; α in the loop at temperature 1: {alpha.alpha:.3f} ({alpha.low:.3f}–"
                 f"{alpha.high:.3f}), teacher-forced on the same text: {alpha.teacher_forced:.3f}"
@@ -182,7 +182,7 @@ class _Demo:
 
     def compare(self) -> str:
         prompts = load_prompts(split="test", limit_per_domain=self.config.prompts_per_domain)
-        with self._bar() as update:
+        with Bar(self.console) as update:
             comparison = compare(
                 self.decoder,
                 make_arms(GAMMAS, AdaptiveLookahead.load(self.folder / "lookahead")),
@@ -192,7 +192,7 @@ class _Demo:
                 max_seconds=COMPARE * self.seconds,
                 progress=lambda done, wanted: update(done, wanted, ""),
             )
-        fitting.save_json(self.folder / "comparison.json", comparison)
+        write_json(self.folder / "comparison.json", asdict(comparison))
         adaptive = comparison.arms[-1]
         return (
             f"{comparison.prompts} prompts; adaptive {adaptive.speedup:.2f}× plain decoding "
@@ -203,19 +203,13 @@ class _Demo:
     def report(self, stages: Stages) -> Report:
         assert self.distilled is not None
         best = _quality(self.distilled.best)
-        comparison = (self.folder / "comparison.json").read_text()
+        comparison = (self.folder / "comparison.json").read_bytes()
         lookahead = self.folder / "lookahead"
-        return Report(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command="foredraft " + " ".join(sys.argv[1:]),
-            commit=commit(),
-            machine=describe_machine(DEVICE),
-            versions=describe_versions(),
-            target=describe_target(self.model, self.config.target, self.decoder.target.width or 0),
+        return replace(
+            describe_run(self.decoder, self.config.target),
             draft=describe_draft(
-                fitting.drafter_of(self.decoder).cached.model,
+                fitting.drafter_of(self.decoder),
                 str(self.folder / "draft" / "best"),
-                self.config.head_tokens,
                 best.coverage,
             ),
             stages=stages.done,
@@ -251,9 +245,6 @@ class _Demo:
             run_name="foredraft-demo",
         )
 
-    def _bar(self) -> Bar:
-        return Bar(self.console)
-
 
 def _quality(metrics: dict[str, float]) -> DraftQuality:
     return DraftQuality(
@@ -284,11 +275,8 @@ def _curve(rows: list[dict[str, Any]]) -> list[CurvePoint]:
 
 
 def _corpus(folder: Path) -> Corpus:
-    CorpusManifest.load(folder)  # refuses what is not a corpus
     rows = read_corpus(folder, complete_only=False)
-    domains: dict[str, int] = {}
-    for row in rows:
-        domains[row.domain] = domains.get(row.domain, 0) + 1
+    domains = Counter(row.domain for row in rows)
     return Corpus(
         rows=len(rows),
         complete_rows=sum(row.finish_reason == "stop" for row in rows),
@@ -299,4 +287,4 @@ def _corpus(folder: Path) -> Corpus:
 
 
 def _loop_alpha(path: Path) -> LoopAlpha | None:
-    return TypeAdapter(LoopAlpha).validate_json(path.read_text()) if path.is_file() else None
+    return TypeAdapter(LoopAlpha).validate_json(path.read_bytes()) if path.is_file() else None

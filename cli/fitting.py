@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +120,6 @@ def drafter_of(decoder: SpeculativeDecoder) -> ModelDrafter:
     if not isinstance(decoder.drafter, ModelDrafter):
         raise ValueError(f"draft must be a draft model, got {decoder.drafter!r}")
     return decoder.drafter
-
-
-def save_json(path: Path, content: Any) -> None:
-    """Write a dataclass as JSON, at once or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(content), indent=1) + "\n")
-    part.replace(path)
 
 
 def _wilson(hits: int, trials: int) -> tuple[float, float]:

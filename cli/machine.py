@@ -6,12 +6,27 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .report_data import Draft, Machine, Target, Versions
+from ..spec import ModelDrafter, SpeculativeDecoder
+from .report_data import Draft, Machine, Report, Target, Versions
+
+
+def describe_run(decoder: SpeculativeDecoder, target: str) -> Report:
+    """Return a report that says what ran, on what and with what, and no figures yet."""
+    return Report(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command="foredraft " + " ".join(sys.argv[1:]),
+        commit=commit(),
+        machine=describe_machine(str(decoder.target.device)),
+        versions=describe_versions(),
+        target=describe_target(decoder.target.model, target, decoder.target.width or 0),
+    )
 
 
 def describe_machine(device: str) -> Machine:
@@ -46,13 +61,14 @@ def describe_target(model: Any, name: str, width: int) -> Target:
     )
 
 
-def describe_draft(model: Any, folder: str, kept: int | None, coverage: float | None) -> Draft:
+def describe_draft(drafter: ModelDrafter, folder: str, coverage: float | None = None) -> Draft:
     """Return what there is to say of a draft, its head cut as it is used."""
+    model = drafter.cached.model
     return Draft(
         folder=folder,
         layers=model.config.get_text_config().num_hidden_layers,
         parameters=_count(model),
-        head_tokens=kept,
+        head_tokens=None if drafter.kept is None else len(drafter.kept),
         coverage=coverage,
     )
 

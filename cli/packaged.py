@@ -57,9 +57,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     quantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     settings: dict[str, Any] = quantized.config.to_dict()
-    del settings[
-        "quantization_config"
-    ]  # the weights are plain now, and could not be saved otherwise
+    # The weights are plain now, and could not be saved otherwise.
+    del settings["quantization_config"]
     model = AutoModelForCausalLM.from_config(
         type(quantized.config)(**settings), dtype=torch.float32
     )

@@ -202,9 +202,7 @@ class Comparison:
     repeats: int
     arms: list[Arm]
     interval: str | None = None  # how speedup_low and speedup_high were found, in words
-    reference_equal: int | None = (
-        None  # prompts on which plain decoding equals transformers' generate
-    )
+    reference_equal: int | None = None  # prompts on which plain equals transformers' generate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

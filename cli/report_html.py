@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from ..data.files import replacing
 from .report_data import Report
 from .report_style import STYLE
 from .report_template import TEMPLATE
@@ -38,16 +38,10 @@ def write_report(report: Report, folder: str | Path) -> Path:
     folder = Path(folder)
     page = render_html(report)  # before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / JSON_FILE, report.to_json())
-    return _replace(folder / HTML_FILE, page)
-
-
-def _replace(path: Path, text: str) -> Path:
-    """Write through a neighbour, so that a full disk or an interruption leaves the old file."""
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
-    return path
+    for name, text in ((JSON_FILE, report.to_json()), (HTML_FILE, page)):
+        with replacing(folder / name) as part:
+            part.write_text(text, encoding="utf-8")
+    return folder / HTML_FILE
 
 
 def render_html(report: Report) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..data.files import write_json
 from ..spec import text_hash
 from .report_data import Stage
 
@@ -58,7 +59,7 @@ class Stages:
 
     def _read(self, record: Path) -> Stage | None:
         try:
-            content = json.loads(record.read_text())
+            content = json.loads(record.read_bytes())
         except (OSError, ValueError):
             return None
         if content.get("key") != self._key:
@@ -72,7 +73,5 @@ class Stages:
 
     def _write(self, record: Path, stage: Stage) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)
-        part = record.with_suffix(".part")
         content = {"key": self._key, "seconds": stage.seconds, "summary": stage.summary}
-        part.write_text(json.dumps(content, indent=2) + "\n")
-        part.replace(record)
+        write_json(record, content)

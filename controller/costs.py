@@ -61,17 +61,19 @@ class OnlineCosts:
         rest = outcome.round_seconds - outcome.verify_seconds
         if outcome.draft_steps:
             rest -= outcome.draft_seconds
-            if behind is None:
-                pass
-            elif behind <= BEHIND_MAX:
-                step = outcome.draft_seconds / outcome.draft_steps
-                self._correct(1, step, self._table.draft_step)
-            else:
-                more = outcome.draft_seconds - outcome.draft_steps * self._current.draft_step
-                each = max(0.0, more) / (behind - BEHIND_MAX)
-                self._catch_up += CATCH_UP_GAIN * (each - self._catch_up)
+            if behind is not None:
+                self._learn_draft(outcome, behind)
         self._follow_overhead(int(outcome.draft_steps > 0), rest)
         self._rebuild()
+
+    def _learn_draft(self, outcome: RoundOutcome, behind: int) -> None:
+        if behind <= BEHIND_MAX:
+            step = outcome.draft_seconds / outcome.draft_steps
+            self._correct(1, step, self._table.draft_step)
+        else:
+            more = outcome.draft_seconds - outcome.draft_steps * self._current.draft_step
+            each = max(0.0, more) / (behind - BEHIND_MAX)
+            self._catch_up += CATCH_UP_GAIN * (each - self._catch_up)
 
     def _correct(self, part: int, seconds: float, expected: float) -> None:
         """One step of the filter: log(seconds / expected) = machine + part + noise."""

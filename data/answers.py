@@ -14,16 +14,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from ..spec import eos_token_ids
+
 # A dynamic cache grows by concatenation, allocated anew at every step, and on a CPU the page faults
 # can outweigh the arithmetic. A static one is allocated once per batch, for just the room needed.
 # With left padding it gave the tokens of single rows in all 18 families tried, recurrent ones too.
 _CACHE = "static"
-
-
-def end_tokens(model: Any) -> list[int]:
-    """Return the ids that end the model's output, by its generation config."""
-    ends = model.generation_config.eos_token_id
-    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def answer_batch(
@@ -45,7 +41,7 @@ def answer_batch(
         temperature: 0 decodes greedily.
         width: V; head rows from this on are padding and never drawn.
     """
-    ends = end_tokens(model)
+    ends = eos_token_ids(model)
     settings = _settings(ends, temperature, max_new_tokens, unused=range(width, _head_rows(model)))
     longest = max(map(len, prompts))
     padded = [[settings.pad_token_id] * (longest - len(ids)) + list(ids) for ids in prompts]

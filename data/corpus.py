@@ -18,6 +18,7 @@ from typing import Any
 from ..spec import (
     SamplingParams,
     decode_rows,
+    eos_token_ids,
     full_attention,
     model_fingerprint,
     render_chat,
@@ -26,7 +27,7 @@ from ..spec import (
     tokenizer_hash,
 )
 from ..spec.cached import context_length
-from .answers import answer_batch, end_tokens
+from .answers import answer_batch
 from .config import CorpusConfig
 from .corpus_folder import (
     ROWS_FILE,
@@ -100,8 +101,9 @@ def write_corpus(
         progress(done, len(tasks), tokens)
     width = target_width(model, tokenizer)
     decode = _one_by_one if full_attention(model) else _by_shards
+    ends = set(eos_token_ids(model))
     for shard, responses in decode(model, missing, config, width):
-        rows = _rows(shard, responses, tokenizer, set(end_tokens(model)))
+        rows = _rows(shard, responses, tokenizer, ends)
         append_group(path, _name(shard), [asdict(row) for row in rows])
         done, tokens = done + len(rows), tokens + sum(len(row.response_ids) for row in rows)
         if progress is not None:
@@ -167,7 +169,7 @@ def _one_by_one(
             SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens),
             seeds=[_seed(task.id) for task in same],  # the row's id holds the config's seed
             rows=config.batch_size,
-            eos_token_ids=end_tokens(model),
+            eos_token_ids=eos_token_ids(model),
             width=width,
         ):
             yield [same[index]], [response]

@@ -26,6 +26,7 @@ from .round import decode_round
 from .rows import decode_rows, full_attention
 from .sampling import penalize_repetition, token_probs
 from .stats import DecodeStats
+from .stopping import eos_token_ids
 from .verify import acceptance_prob, residual, verify
 from .vocabulary import check_same_vocabulary, vocabulary_size
 
@@ -51,6 +52,7 @@ __all__ = [
     "decode_round",
     "decode_rows",
     "encode_text",
+    "eos_token_ids",
     "full_attention",
     "load_causal_lm",
     "load_drafter",

@@ -21,7 +21,7 @@ from .policy import FixedLookahead, LookaheadPolicy
 from .prompts import encode_text, render_chat
 from .round import decode_round
 from .stats import DecodeStats
-from .stopping import StopRule
+from .stopping import StopRule, eos_token_ids
 from .vocabulary import check_same_vocabulary, vocabulary_size
 
 Prompt = str | Sequence[int]
@@ -156,7 +156,7 @@ class SpeculativeDecoder:
         """Yield pieces of text while `output` fills up."""
         tokens = list(output.prompt_token_ids)
         end = min(len(tokens) + params.max_tokens, self.target.context)
-        rule = StopRule(params, self._eos_token_ids(), self.tokenizer, end - len(tokens))
+        rule = StopRule(params, eos_token_ids(self.target.model), self.tokenizer, end - len(tokens))
         self._prefill(tokens, end, output.stats)
         self.lookahead.begin_request(params)
         while rule.finish_reason is None:
@@ -209,10 +209,6 @@ class SpeculativeDecoder:
         if not all(0 <= token < top for token in tokens):
             raise ValueError(f"prompt must have token ids in [0, {top}), got {tokens}")
         return tokens
-
-    def _eos_token_ids(self) -> list[int]:
-        ends = self.target.model.generation_config.eos_token_id
-        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
 def target_width(target: Any, tokenizer: Any) -> int:

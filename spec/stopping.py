@@ -8,6 +8,12 @@ from typing import Any
 from .params import SamplingParams
 
 
+def eos_token_ids(model: Any) -> list[int]:
+    """Return the ids that end a model's output, by its generation config: none, one or several."""
+    ends = model.generation_config.eos_token_id
+    return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+
 class Detokenizer:
     """Turns tokens into text one by one; never gives out half a character."""
 

@@ -9,18 +9,29 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from foredraft.controller import LatencyTable, MachineFingerprint, RoundCosts
+from foredraft.controller import (
+    AcceptancePredictor,
+    LatencyTable,
+    MachineFingerprint,
+    RoundCosts,
+    fit_predictor,
+)
 from foredraft.data import signals
 from foredraft.spec import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 
 V = 8
 STEPS = 64  # draft distributions are kept on a grid of z from −4 to 4
 GREEDY = SamplingParams(temperature=0.0)
+CHEAP = RoundCosts(draft_step=0.1, verify=(1.0,) * 9)  # verify flat
+STAIRS = RoundCosts(  # measured on a demo machine: not even monotone
+    draft_step=0.007, verify=(0.089, 0.142, 0.204, 0.160, 0.152, 0.168, 0.175, 0.171, 0.178)
+)
 
 
 def _logits(step: int) -> torch.Tensor:
@@ -203,6 +214,13 @@ def traces(
     machine = Machine(RoundCosts(draft_step=0.1, verify=(1.0,) * (gamma + 1)))
     run = simulate(FixedLookahead(gamma), text, machine, request_tokens=request_tokens, record=True)
     return columns(run.rows)
+
+
+@cache
+def predictor(mean: float = 0.4, slope: float = 1.7) -> AcceptancePredictor:
+    """Return a predictor fitted on a text of that mean and slope of the logit of acceptance."""
+    text = Text.make(length=1000, mean=mean, slope=slope, seed=11)
+    return fit_predictor(traces(text)).predictor
 
 
 def table(costs: RoundCosts) -> LatencyTable:

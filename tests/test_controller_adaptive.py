@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from controller_sim import (
+    CHEAP,
     GREEDY,
     LOGITS,
+    STAIRS,
     TARGET_LOGITS,
     Machine,
     Run,
     Text,
     best_fixed,
     fixed_rate,
+    predictor,
     simulate,
     table,
-    traces,
 )
 from foredraft.controller import (
-    AcceptancePredictor,
     AdaptiveLookahead,
     RoundCosts,
-    fit_predictor,
 )
 from foredraft.spec import (
     FixedLookahead,
@@ -37,29 +35,13 @@ from foredraft.spec import (
     SamplingParams,
 )
 
-CHEAP = RoundCosts(draft_step=0.1, verify=(1.0,) * 9)  # verify flat
 LINEAR = RoundCosts(draft_step=0.05, verify=tuple(1.0 + 0.3 * n for n in range(9)))
 SLOW = RoundCosts(draft_step=1.0, verify=(1.0,) * 9)  # a draft as slow as the target
-STAIRS = RoundCosts(  # measured on a demo machine: not even monotone
-    draft_step=0.007, verify=(0.089, 0.142, 0.204, 0.160, 0.152, 0.168, 0.175, 0.171, 0.178)
-)
 # mean and slope of the logit of acceptance; with the slope, what the draft shows has AUC 0.82
 CHANCE, INFORMED = (0.4, 0.0), (0.4, 1.7)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads waiting for each other on a busy machine would be all that is timed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@cache
-def predictor(mean: float = 0.4, slope: float = 1.7) -> AcceptancePredictor:
-    text = Text.make(length=1000, mean=mean, slope=slope, seed=11)
-    return fit_predictor(traces(text)).predictor
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def decode(

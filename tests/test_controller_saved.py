@@ -7,28 +7,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from controller_sim import (
+    CHEAP,
     GREEDY,
+    STAIRS,
     Machine,
     Text,
+    predictor,
     simulate,
     table,
-    traces,
 )
 from foredraft.controller import (
-    AcceptancePredictor,
     AdaptiveConfig,
     AdaptiveLookahead,
     LatencyConfig,
-    RoundCosts,
-    fit_predictor,
     measure_latency,
 )
 from foredraft.spec import (
@@ -41,25 +38,7 @@ from foredraft.spec import (
 )
 from toys import tiny_llama
 
-CHEAP = RoundCosts(draft_step=0.1, verify=(1.0,) * 9)  # verify flat
-STAIRS = RoundCosts(  # measured on a demo machine: not even monotone
-    draft_step=0.007, verify=(0.089, 0.142, 0.204, 0.160, 0.152, 0.168, 0.175, 0.171, 0.178)
-)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads waiting for each other on a busy machine would be all that is timed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@cache
-def predictor(mean: float = 0.4, slope: float = 1.7) -> AcceptancePredictor:
-    text = Text.make(length=1000, mean=mean, slope=slope, seed=11)
-    return fit_predictor(traces(text)).predictor
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_saved_policy_decides_as_the_new_one(tmp_path: Path) -> None:

@@ -18,13 +18,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from controller_sim import Text, traces
+from controller_sim import predictor
 from controller_sim import table as latency_table
 from foredraft.controller import (
-    AcceptancePredictor,
     AdaptiveLookahead,
     RoundCosts,
-    fit_predictor,
 )
 from foredraft.spec import (
     CachedModel,
@@ -203,13 +201,7 @@ def test_loop_emits_the_targets_law(params: SamplingParams, policy: functools.pa
 def adaptive() -> AdaptiveLookahead:
     """The real controller, where drafting pays now and then; it learns from round to round."""
     costs = RoundCosts(draft_step=0.1, verify=(1.0, 1.05, 1.1))
-    return AdaptiveLookahead(fitted_predictor(), latency_table(costs), gamma_max=2)
-
-
-@functools.cache
-def fitted_predictor() -> AcceptancePredictor:
-    text = Text.make(length=800, mean=0.4, slope=1.7, seed=11)
-    return fit_predictor(traces(text)).predictor
+    return AdaptiveLookahead(predictor(), latency_table(costs), gamma_max=2)
 
 
 @pytest.fixture

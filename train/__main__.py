@@ -17,20 +17,25 @@ from .config import DistillConfig
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     config = parse_config(argv)
+    try:
+        run(config)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(config: DistillConfig) -> None:
+    """Train and say what came of it."""
     from ..spec import settle_cpu
     from .distillation import distill
 
     settle_cpu()
-    try:
-        result = distill(config)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    result = distill(config)
     if os.environ.get("RANK", "0") != "0":  # set by the launcher: one process speaks
-        return 0
+        return
     before, best = result.before["eval/T1/alpha_tf"], result.best["eval/T1/alpha_tf"]
     print(f"α on held-out text: {before:.3f} before, {best:.3f} at best, in {result.folder}")
-    return 0
 
 
 def parse_config(argv: Sequence[str] | None = None) -> DistillConfig:

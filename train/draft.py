@@ -15,6 +15,7 @@ from ..spec import (
     DraftInfo,
     check_same_vocabulary,
     cut_head,
+    eos_token_ids,
     load_causal_lm,
     load_kept_tokens,
     load_tokenizer,
@@ -210,9 +211,7 @@ def best_tokens(scores: torch.Tensor, size: int, always: Iterable[int]) -> torch
 
 def end_tokens(target: Any, tokenizer: Any) -> list[int]:
     """Return the special tokens, and those that end the target's output."""
-    ends = target.generation_config.eos_token_id
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    return [*tokenizer.all_special_ids, *ends]
+    return [*tokenizer.all_special_ids, *eos_token_ids(target)]
 
 
 def _head_name(model: Any) -> str:
