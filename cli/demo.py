@@ -256,15 +256,17 @@ def _quality(metrics: dict[str, float]) -> DraftQuality:
 
 
 def _curve(rows: list[dict[str, Any]]) -> list[CurvePoint]:
+    """Return the curve of training; its seconds are those of the steps, evaluations not counted."""
     points = []
-    tokens = 0
+    tokens, seconds = 0, 0.0
     for row in rows:
         tokens = int(row.get("train/tokens", tokens))
+        seconds += 1e-3 * (row.get("perf/teacher_ms", 0.0) + row.get("perf/draft_ms", 0.0))
         points.append(
             CurvePoint(
                 step=int(row["step"]),
                 tokens=tokens,
-                seconds=float(row.get("seconds", 0.0)),
+                seconds=seconds,
                 loss=row.get("train/loss"),
                 alpha=row.get("eval/T1/alpha_tf"),
                 top1=row.get("eval/T1/top1"),
