@@ -14,6 +14,7 @@ from ..spec import (
     SpeculativeDecoder,
     load_causal_lm,
     load_tokenizer,
+    pack_linears,
     render_chat,
     settle_cpu,
 )
@@ -44,6 +45,7 @@ def run_corpus(config: CorpusCommand) -> None:
         batch_size=config.batch_size,
     )
     model = load_causal_lm(name, device=config.device, dtype=config.dtype)
+    pack_linears(model)
     with Bar(Console()) as update:
         manifest = write_corpus(
             model,
@@ -51,6 +53,7 @@ def run_corpus(config: CorpusCommand) -> None:
             prompts,
             config.output,
             settings,
+            keep_states=config.keep_states,
             progress=lambda done, wanted, tokens: update(done, wanted, f"{tokens} tokens"),
         )
     print(f"{config.output}: {manifest.rows} rows, {manifest.response_tokens} tokens")

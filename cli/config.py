@@ -29,6 +29,8 @@ class CorpusCommand:
     """Most tokens of an answer."""
     batch_size: int = 96
     """Prompts answered at once."""
+    keep_states: bool = False
+    """Keep the target's last hidden states (4 · d bytes a token in float32): a trainer then never runs it."""
     device: str = "cpu"
     """Device of the target."""
     dtype: str = "float32"

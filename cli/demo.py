@@ -32,6 +32,7 @@ from ..spec import (
     load_causal_lm,
     load_drafter,
     load_tokenizer,
+    pack_linears,
     settle_cpu,
     target_width,
 )
@@ -93,6 +94,7 @@ class _Demo:
 
     def load_target(self, name: str) -> None:
         self.model = load_causal_lm(name, device=DEVICE, dtype=DTYPE)
+        pack_linears(self.model)
         self.tokenizer = load_tokenizer(name)
 
     def write_corpus(self) -> str:

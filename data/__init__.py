@@ -15,6 +15,7 @@ from .signals import History, Signals, signals
 if TYPE_CHECKING:
     from .corpus import write_corpus
     from .corpus_folder import CorpusManifest, CorpusRow, read_corpus
+    from .states import SavedStates
     from .trace_recorder import TraceRecorder, TraceRow
     from .traces import COLUMNS, TraceManifest, read_trace_texts, read_traces, record_traces
 
@@ -26,6 +27,7 @@ __all__ = [
     "CorpusRow",
     "History",
     "Prompt",
+    "SavedStates",
     "Signals",
     "TraceConfig",
     "TraceManifest",
@@ -44,6 +46,7 @@ __all__ = [
 _HOMES = {
     "corpus": ("write_corpus",),
     "corpus_folder": ("CorpusManifest", "CorpusRow", "read_corpus"),
+    "states": ("SavedStates",),
     "trace_recorder": ("TraceRecorder", "TraceRow"),
     "traces": ("COLUMNS", "TraceManifest", "read_trace_texts", "read_traces", "record_traces"),
 }

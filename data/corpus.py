@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..spec import (
     SamplingParams,
     decode_rows,
@@ -39,6 +41,7 @@ from .corpus_folder import (
 )
 from .files import append_group, drop_cut_group
 from .prompts import Prompt
+from .states import StateWriter
 
 Progress = Callable[[int, int, int], None]
 """Told (rows there, rows wanted, response tokens written by this call) after each shard."""
@@ -61,6 +64,7 @@ def write_corpus(
     folder: str | Path,
     config: CorpusConfig,
     *,
+    keep_states: bool = False,
     progress: Progress | None = None,
 ) -> CorpusManifest:
     """Let the target answer each prompt once per temperature; return the folder's manifest.
@@ -71,13 +75,18 @@ def write_corpus(
 
     Args:
         model: the target, a causal LM in eval mode.
+        keep_states: also keep the target's last hidden states (see states.py), for rows that are
+            written by this call; a trainer then need not run the target.
 
     Raises:
         ValueError: if there is no prompt, one leaves no room in the context, the model is in
-            training mode, or the folder holds a corpus of another target, tokenizer or config.
+            training mode or cannot give its states, or the folder holds a corpus of another target,
+            tokenizer or config.
     """
     if model.training:
         raise ValueError("model must be in eval mode, it is in training mode")
+    if keep_states and not full_attention(model):
+        raise ValueError("keep_states needs a target with full attention in all layers")
     folder = Path(folder)
     manifest = CorpusManifest(
         target=model.name_or_path,
@@ -100,14 +109,19 @@ def write_corpus(
     if progress is not None:
         progress(done, len(tasks), tokens)
     width = target_width(model, tokenizer)
-    decode = _one_by_one if full_attention(model) else _by_shards
     ends = set(eos_token_ids(model))
-    for shard, responses in decode(model, missing, config, width):
-        rows = _rows(shard, responses, tokenizer, ends)
-        append_group(path, _name(shard), [asdict(row) for row in rows])
-        done, tokens = done + len(rows), tokens + sum(len(row.response_ids) for row in rows)
-        if progress is not None:
-            progress(done, len(tasks), tokens)
+    with StateWriter(folder) as states:
+        if full_attention(model):
+            keep = states.add if keep_states else None
+            shards = _one_by_one(model, missing, config, width, keep)
+        else:
+            shards = _by_shards(model, missing, config, width)
+        for shard, responses in shards:
+            rows = _rows(shard, responses, tokenizer, ends)
+            append_group(path, _name(shard), [asdict(row) for row in rows])
+            done, tokens = done + len(rows), tokens + sum(len(row.response_ids) for row in rows)
+            if progress is not None:
+                progress(done, len(tasks), tokens)
     manifest = counted(manifest, path, complete=True)
     manifest.save(folder)
     return manifest
@@ -158,12 +172,20 @@ def _name(shard: Sequence[_Task]) -> str:
 
 
 def _one_by_one(
-    model: Any, tasks: Sequence[_Task], config: CorpusConfig, width: int
+    model: Any,
+    tasks: Sequence[_Task],
+    config: CorpusConfig,
+    width: int,
+    keep: Callable[[str, torch.Tensor], None] | None,
 ) -> Iterator[tuple[list[_Task], list[list[int]]]]:
-    """Yield each answer when it ends; another prompt takes its place in the batch at once."""
+    """Yield each answer when it ends; another prompt takes its place in the batch at once.
+
+    Args:
+        keep: given a row's id and the states of its response, before it is yielded.
+    """
     for temperature in config.temperatures:
         same = [task for task in tasks if task.temperature == temperature]
-        for index, response, _ in decode_rows(
+        for row in decode_rows(
             model,
             [task.prompt_ids for task in same],
             SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens),
@@ -171,8 +193,12 @@ def _one_by_one(
             rows=config.batch_size,
             eos_token_ids=eos_token_ids(model),
             width=width,
+            keep_states=keep is not None,
         ):
-            yield [same[index]], [response]
+            task = same[row.index]
+            if keep is not None and row.states is not None:
+                keep(task.id, row.states)
+            yield [task], [row.token_ids]
 
 
 def _by_shards(

@@ -19,11 +19,12 @@ from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
+from .packed import PackedLinear, pack_linears
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
 from .prompts import encode_text, render_chat
 from .round import decode_round
-from .rows import decode_rows, full_attention
+from .rows import RowOutput, decode_rows, full_attention
 from .sampling import penalize_repetition, token_probs
 from .stats import DecodeStats
 from .stopping import eos_token_ids
@@ -40,10 +41,12 @@ __all__ = [
     "GeneratorDraws",
     "LookaheadPolicy",
     "ModelDrafter",
+    "PackedLinear",
     "Proposal",
     "RequestOutput",
     "RoundOutcome",
     "RoundStart",
+    "RowOutput",
     "SamplingParams",
     "SpeculativeDecoder",
     "acceptance_prob",
@@ -60,6 +63,7 @@ __all__ = [
     "load_lookahead",
     "load_tokenizer",
     "model_fingerprint",
+    "pack_linears",
     "penalize_repetition",
     "render_chat",
     "residual",

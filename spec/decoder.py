@@ -16,6 +16,7 @@ from .drafter import Drafter, ModelDrafter
 from .draws import Draws, GeneratorDraws
 from .fingerprint import model_fingerprint, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
+from .packed import pack_linears
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy
 from .prompts import encode_text, render_chat
@@ -90,6 +91,7 @@ class SpeculativeDecoder:
             ValueError: naming what does not fit.
         """
         model = load_causal_lm(target, device=device, dtype=dtype)
+        pack_linears(model)
         tokenizer = load_tokenizer(target)
         drafter = None
         if draft is not None:
@@ -232,6 +234,7 @@ def load_drafter(
     kept = None if info is None else load_kept_tokens(name, info)
     if kept is not None:
         cut_head(model, kept)
+    pack_linears(model)
     temperature = 1.0 if info is None else info.draft_temperature
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
 

@@ -21,6 +21,17 @@ from .params import SamplingParams
 from .sampling import token_probs
 
 PREFILL = 8  # prompts computed together
+WINDOW = 64  # prompts among which those of like length are put together: little padding, order kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowOutput:
+    """What came of one prompt."""
+
+    index: int  # which prompt
+    token_ids: list[int]  # the end token included
+    finish_reason: str  # "stop" or "length"
+    states: torch.Tensor | None  # [tokens, d], what the head read for each token, where asked for
 
 
 @dataclass(slots=True)
@@ -30,6 +41,7 @@ class _Row:
     length: int  # tokens in the cache
     pending: int  # the token to feed next
     response: list[int] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)  # [d] each
 
 
 @torch.inference_mode()
@@ -42,8 +54,9 @@ def decode_rows(
     rows: int,
     eos_token_ids: Sequence[int],
     width: int | None = None,
-) -> Iterator[tuple[int, list[int], str]]:
-    """Yield (prompt index, response tokens with the end token, finish reason) as outputs end.
+    keep_states: bool = False,
+) -> Iterator[RowOutput]:
+    """Yield outputs as they end.
 
     A row's draws come from its own seed, so its output does not depend on its neighbours but for
     the rounding of a batched forward.
@@ -54,6 +67,7 @@ def decode_rows(
         seeds: one a prompt.
         rows: how many are decoded at a time.
         width: logits are cut to this many entries.
+        keep_states: also keep what the head reads at each token, in the model's dtype on its device.
 
     Raises:
         ValueError: if the model or a parameter is not supported, or a prompt leaves no room.
@@ -63,7 +77,7 @@ def decode_rows(
     ends = set(params.stop_token_ids) | set(() if params.ignore_eos else eos_token_ids)
     shared = _common_start([list(prompt[:-1]) for prompt in prompts])
     batch = _Batch(model, shared, rows=min(rows, len(prompts)), capacity=capacity, width=width)
-    waiting = deque(range(len(prompts)))
+    waiting = deque(_joining_order(prompts))
     active: dict[int, _Row] = {}  # slot -> row
     while True:
         free = [slot for slot in range(batch.rows) if slot not in active]
@@ -81,13 +95,23 @@ def decode_rows(
             return
         tokens = _draw(batch.step(active), active, params)
         for (slot, row), token in zip(list(active.items()), tokens, strict=True):
+            if keep_states:
+                row.states.append(batch.states[slot])
             row.length += 1
             row.pending = token
             row.response.append(token)
             ended = token in ends
             if ended or len(row.response) == params.max_tokens or row.length + 1 >= capacity:
                 del active[slot]
-                yield row.index, row.response, "stop" if ended else "length"
+                states = torch.stack(row.states) if keep_states else None  # [tokens, d]
+                reason = "stop" if ended else "length"
+                yield RowOutput(row.index, row.response, reason, states)
+
+
+def _joining_order(prompts: Sequence[Sequence[int]]) -> list[int]:
+    order = range(len(prompts))
+    windows = [order[at : at + WINDOW] for at in range(0, len(prompts), WINDOW)]
+    return [i for window in windows for i in sorted(window, key=lambda i: len(prompts[i]))]
 
 
 def _common_start(prompts: Sequence[list[int]]) -> list[int]:
@@ -140,12 +164,14 @@ class _Batch:
             shared: tokens that every prompt begins with, such as a system prompt; computed once.
         """
         self.model, self.rows, self._width = model, rows, width
+        self._head = model.get_output_embeddings()
         self._cache_argument = cache_argument(model)
         self._device = next(model.parameters()).device
         layers = model.config.get_text_config().num_hidden_layers
         self._cache = KVCache(layers, rows=rows, capacity=capacity)
         self._prompt = KVCache(layers, rows=PREFILL, capacity=capacity)
         self._shared = len(shared)
+        self.states = torch.empty(0)  # [rows, d], what the head read in the last step
         self._feed([shared] * PREFILL)
 
     def prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
@@ -184,11 +210,15 @@ class _Batch:
         self._cache.cover = longest
         self._cache.place_rows(positions)
         seen = torch.arange(longest + 1, device=self._device) <= positions  # [rows, longest + 1]
-        logits = self.model(
-            input_ids=tokens.to(self._device),
-            attention_mask=seen,
-            position_ids=positions,
-            use_cache=True,
-            **{self._cache_argument: self._cache},
-        ).logits[:, -1]  # [rows, V]
+        with self._head.register_forward_pre_hook(self._keep_states):
+            logits = self.model(
+                input_ids=tokens.to(self._device),
+                attention_mask=seen,
+                position_ids=positions,
+                use_cache=True,
+                **{self._cache_argument: self._cache},
+            ).logits[:, -1]  # [rows, V]
         return logits[list(active), : self._width]  # type: ignore[no-any-return]
+
+    def _keep_states(self, head: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        self.states = inputs[0][:, -1]  # [rows, d]

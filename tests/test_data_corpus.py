@@ -20,7 +20,7 @@ from foredraft.data import (
     split_of,
     write_corpus,
 )
-from foredraft.spec import full_attention, render_chat
+from foredraft.spec import RowOutput, full_attention, render_chat
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 
 END = 257  # <eos> of the byte tokenizer
@@ -178,9 +178,9 @@ def test_each_draw_has_its_own_seed(
 
     def one_by_one(
         model: Any, prompts: Any, params: Any, *, seeds: list[int], **_: Any
-    ) -> list[tuple[int, list[int], str]]:
+    ) -> list[RowOutput]:
         note(seeds)
-        return [(index, [END], "stop") for index in range(len(prompts))]
+        return [RowOutput(index, [END], "stop", None) for index in range(len(prompts))]
 
     note = seeds.extend
     monkeypatch.setattr(corpus, "answer_batch", shard)

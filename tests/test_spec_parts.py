@@ -275,10 +275,22 @@ def test_rows_decoded_together_equal_rows_decoded_alone(temperature: float) -> N
     alone = SpeculativeDecoder(model, tokenizer)
     model.generation_config.eos_token_id = ends = [10, 60, 90, 120, 150, 180, 210, 240]
     rows: dict[int, tuple[list[int], str]] = {}
-    for index, response, reason in decode_rows(
-        model, prompts, params, seeds=range(6), rows=2, eos_token_ids=ends, width=260
+    for row in decode_rows(
+        model,
+        prompts,
+        params,
+        seeds=range(6),
+        rows=2,
+        eos_token_ids=ends,
+        width=260,
+        keep_states=True,
     ):
-        rows[index] = (response, reason)
+        rows[row.index] = (row.token_ids, row.finish_reason)
+        assert row.states is not None
+        ids = torch.tensor([prompts[row.index] + row.token_ids[:-1]])
+        with torch.no_grad():
+            whole = model.base_model(ids).last_hidden_state[0]  # [T, d]
+        torch.testing.assert_close(row.states, whole[-len(row.token_ids) :], rtol=1e-3, atol=1e-4)
     for index, prompt in enumerate(prompts):
         output = alone.generate(
             [prompt], SamplingParams(temperature=temperature, max_tokens=24, seed=index)

@@ -26,6 +26,7 @@ class Example:
 
     tokens: torch.Tensor  # [T], prompt and response
     supervised: int  # the last so many tokens are predicted, each from the position before it
+    row_id: str = ""  # of the corpus row that it begins like, where there is a prompt
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -64,7 +65,8 @@ def make_examples(rows: Sequence[CorpusRow], max_length: int) -> ExampleSet:
         tokens = tokens[:max_length]
         first = max(len(row.prompt_ids), 1)  # a first token of all has no position to predict it
         if len(tokens) > first:
-            examples.append(Example(torch.tensor(tokens), len(tokens) - first))
+            row_id = row.id if row.prompt_ids else ""  # else its first token is not supervised
+            examples.append(Example(torch.tensor(tokens), len(tokens) - first, row_id))
     return ExampleSet(examples, len(rows) - len(examples), cut_rows)
 
 

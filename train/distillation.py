@@ -9,10 +9,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
+from ..data import CorpusManifest, SavedStates
 from ..spec import (
     load_causal_lm,
     load_tokenizer,
     model_fingerprint,
+    pack_linears,
     target_width,
     tokenizer_hash,
 )
@@ -43,13 +45,20 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
     if target is None:
         dtype = "bfloat16" if config.mixed_precision == "bf16" else "float32"
         target = load_causal_lm(config.target, device=str(accelerator.device), dtype=dtype)
-    teacher = Teacher(
-        target, width=target_width(target, tokenizer), cache_gb=config.teacher_cache_gb
-    )
+        pack_linears(target)
     corpus = read_examples(config, tokenizer, context=context_length(target))
+    fingerprint = model_fingerprint(target)
+    by_target = CorpusManifest.load(config.corpus).target_fingerprint == fingerprint
+    saved = SavedStates(config.corpus) if by_target else None
+    teacher = Teacher(
+        target,
+        width=target_width(target, tokenizer),
+        cache_gb=config.teacher_cache_gb,
+        saved=saved,
+    )
     teacher.check(corpus.train.examples[0])
     sources = corpus.sources | {
-        "target_fingerprint": model_fingerprint(target),
+        "target_fingerprint": fingerprint,
         "tokenizer": tokenizer_hash(tokenizer),
     }
     output = Path(config.output)
@@ -57,6 +66,7 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
         "processes": accelerator.num_processes,
         "device": str(accelerator.device),
         "corpus_manifest": corpus.manifest_hash,
+        "saved_states": 0 if saved is None else len(saved),
     }
     record = open_record(config, sources, circumstances)
     checkpoint = newest_checkpoint(output)

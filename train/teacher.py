@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,19 +19,28 @@ class Teacher:
     Nothing here takes a gradient.
     """
 
-    def __init__(self, model: Any, *, width: int | None = None, cache_gb: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        width: int | None = None,
+        cache_gb: float = 0.0,
+        saved: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """Wrap the target, which is put in eval mode and takes no gradients from here on.
 
         Args:
             model: a causal LM.
             width: V, logits used: padding of the vocabulary is cut off; None keeps all rows.
             cache_gb: memory for hidden states, in GB; examples beyond it are computed at each call.
+            saved: row id to this model's states [response tokens, d], of some corpus rows.
         """
         self.model = model.eval().requires_grad_(False)
         self.head = head_of(model)
         if width is not None:
             self.head = self.head.first(width)
         self._room = int(cache_gb * 1e9)  # bytes
+        self._saved = saved or {}
         self._hidden: dict[Example, torch.Tensor] = {}
         self._summary: dict[Example, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -46,8 +55,16 @@ class Teacher:
         return self.head.weight.device
 
     def check(self, example: Example) -> None:
-        """Raise a ValueError where the target's logits are not its head on its hidden states."""
+        """Raise a ValueError where logits are not the head on the states, or saved states are others."""
         check_split(self.model, example.input_ids[None].to(self.device))
+        if example.row_id in self._saved:
+            saved, computed = self._saved_of(example), self._compute(example)
+            error = (saved - computed).abs().max() / computed.abs().max()
+            if not error <= torch.finfo(saved.dtype).eps ** 0.5:
+                raise ValueError(
+                    f"corpus: the saved states of row {example.row_id} differ from the target's by "
+                    f"{error:.2g} of the largest; delete its states-*.safetensors"
+                )
 
     @torch.no_grad()
     def hidden(self, examples: Sequence[Example]) -> torch.Tensor:
@@ -57,15 +74,31 @@ class Teacher:
     def _hidden_of(self, example: Example) -> torch.Tensor:
         if example in self._hidden:
             return self._hidden[example].to(self.device)
-        # Alone, so that rounding does not depend on what it is batched with: a run is the same, bit
-        # for bit, whatever was remembered before.
-        states = hidden_states(self.model, example.input_ids[None].to(self.device))[0]  # [T, d]
-        states = states[-example.supervised :].clone()  # holds on to no more than it shows
+        if example.row_id in self._saved:
+            return self._saved_of(example)
+        states = self._compute(example)
         size = states.numel() * states.element_size()
         if size <= self._room:  # no eviction: epochs visit rows in turn, it would only thrash
             self._room -= size
             self._hidden[example] = states.cpu()
         return states
+
+    def _saved_of(self, example: Example) -> torch.Tensor:
+        """Return the saved states: [supervised, d]; a response cut at its end needs the first of them."""
+        states = self._saved[example.row_id]
+        if len(states) < example.supervised:
+            raise ValueError(
+                f"corpus: row {example.row_id} has {example.supervised} response tokens and saved "
+                f"states of {len(states)}; delete its states-*.safetensors"
+            )
+        return states[: example.supervised].to(self.device)
+
+    @torch.no_grad()
+    def _compute(self, example: Example) -> torch.Tensor:
+        # Alone, so that rounding does not depend on what it is batched with: a run is the same, bit
+        # for bit, whatever was remembered before.
+        states = hidden_states(self.model, example.input_ids[None].to(self.device))[0]  # [T, d]
+        return states[-example.supervised :].clone()  # holds on to no more than it shows
 
     @torch.no_grad()
     def summary(
