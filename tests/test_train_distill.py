@@ -17,7 +17,7 @@ from foredraft.train.batches import collate, make_examples, micro_batches
 from foredraft.train.draft import first_layers, prepare_draft
 from foredraft.train.heads import head_of
 from foredraft.train.loop import Run
-from foredraft.train.losses import DraftLoss
+from foredraft.train.losses import DraftLoss, forward_kl
 from foredraft.train.teacher import Teacher
 from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
@@ -124,7 +124,9 @@ def test_gradients_do_not_depend_on_the_micro_batches() -> None:
     found = []
     for size in (8, 4, 1):
         draft = prepare_draft(first_layers(target, 1), kept, config)
-        loss = DraftLoss(draft.model, teacher.head.rows(kept), temperature=1.0, chunk_tokens=7)
+        loss = DraftLoss(
+            draft.model, teacher.head.rows(kept), forward_kl, temperature=1.0, chunk_tokens=7
+        )
         for part in micro_batches(examples, size):
             batch = collate(part, torch.device("cpu"))
             (loss(batch.input_ids, batch.positions, teacher.hidden(part)) / tokens).backward()
@@ -376,3 +378,20 @@ def test_bfloat16_autocast_trains_float32_weights(base: dict[str, Any], target: 
     assert trace(low) == pytest.approx(trace(exact), rel=0.05)
     assert low.best[ALPHA] == pytest.approx(exact.best[ALPHA], abs=0.02)
     assert {weight.dtype for weight in weights(base["output"]).values()} == {torch.float32}
+
+
+def test_one_minus_alpha_as_the_loss_is_the_alpha_that_is_measured(
+    base: dict[str, Any], target: Any
+) -> None:
+    """The first loss of "tv" on all rows is 1 − α of the draft that it starts from, cut head and all."""
+    result = run(base, target, loss="tv", steps=1, eval_every=1, batch_rows=60)
+    loss = next(row["train/tv"] for row in result.curve if "train/tv" in row)
+    start = Path(base["output"]) / "step-000000"
+    info = DraftInfo.load(start)
+    assert info is not None
+    kept = load_kept_tokens(start, info)
+    draft = AutoModelForCausalLM.from_pretrained(start)
+    assert kept is not None
+    cut_head(draft, kept)
+    rows = [row for row in ROWS if row.split == "train"]
+    assert evaluate_draft(target, draft, kept, rows)[ALPHA] == pytest.approx(1 - loss, abs=1e-5)

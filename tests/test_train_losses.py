@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from foredraft.train.heads import LogitHead
-from foredraft.train.losses import chunked_divergence, dense_divergence, forward_kl
+from foredraft.train.losses import (
+    LOSSES,
+    chunked_divergence,
+    dense_divergence,
+    forward_kl,
+    lk_hybrid,
+    log_acceptance,
+    negative_log_acceptance,
+    total_variation,
+)
 
 N, V, D_DRAFT, D_TARGET = 13, 17, 5, 7
 
@@ -34,6 +43,72 @@ def test_forward_kl_of_two_laws_written_out() -> None:
     expected = torch.tensor([0.5 * math.log(2) - 0.25 * math.log(2), 0.0], dtype=torch.float64)
     assert torch.allclose(forward_kl(p.log(), q.log()), expected, atol=1e-12)
     assert not torch.allclose(forward_kl(p.log() * 2, q.log()), expected, atol=1e-3)
+
+
+def test_acceptance_losses_of_two_laws_written_out() -> None:
+    """B57: end points. The draft cannot propose the last 0.1 of the second target's mass."""
+    p = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.0]], dtype=torch.float64)
+    q = torch.tensor([[0.25, 0.5, 0.25], [0.3, 0.6, 0.1]], dtype=torch.float64)
+    alpha = torch.tensor([0.75, 0.7], dtype=torch.float64)
+    assert torch.allclose(log_acceptance(p.log(), q.log()).exp(), alpha, atol=1e-12)
+    assert torch.allclose(total_variation(p.log(), q.log() + 3.0), 1.0 - alpha, atol=1e-12)
+    assert torch.allclose(negative_log_acceptance(p.log(), q.log()), -alpha.log(), atol=1e-12)
+    weight = torch.exp(-3.0 * alpha)
+    expected = weight * forward_kl(p.log(), q.log()) + (1 - weight) * (1 - alpha)
+    assert torch.allclose(lk_hybrid(p.log(), q.log()), expected, atol=1e-12)
+    same = total_variation(q.log(), q.log())
+    assert torch.allclose(same, torch.zeros_like(same), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_have_finite_gradients_at_the_extremes(name: str) -> None:
+    """B53, B08: disjoint laws, excluded tokens, equal laws, one-hot laws."""
+    one, two = torch.tensor([0.0, -200.0, -200.0]), torch.tensor([-200.0, 0.0, -200.0])
+    excluded = torch.tensor([-torch.inf, math.log(0.5), math.log(0.5)])
+    for target in (one, two, excluded):
+        for draft in (one, two, torch.zeros(3)):
+            logits = draft.double()[None].requires_grad_()
+            loss = LOSSES[name].divergence(target.double()[None], logits)
+            (grad,) = torch.autograd.grad(loss.sum(), logits)
+            assert loss.isfinite().all()
+            assert grad.isfinite().all()
+
+
+def test_total_variation_vanishes_at_a_cold_start_and_log_acceptance_does_not() -> None:
+    """Why "nla" and "lk" are there: a draft that is never right gets no gradient from 1 − α."""
+    target = torch.tensor([[0.0, -60.0]], dtype=torch.float64)
+    draft = torch.tensor([[-30.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    slope = {}
+    for name in ("tv", "nla", "lk"):
+        (grad,) = torch.autograd.grad(LOSSES[name].divergence(target, draft).sum(), draft)
+        slope[name] = grad.abs().max().item()
+    assert slope["tv"] < 1e-12
+    assert min(slope["nla"], slope["lk"]) > 0.5
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_every_loss_chunked_equals_dense_with_the_whole_law(name: str, temperature: float) -> None:
+    hidden, head, target_hidden, target_head = parts(bias=True, softcap=None)
+    kept = torch.tensor([0, 2, 3, 7, 11])
+    log_sums = (target_head.logits(target_hidden) / temperature).logsumexp(-1)  # [N]
+    cut = LogitHead(head.weight[kept], head.bias[kept] if head.bias is not None else None, None)
+    args = (hidden, cut, target_hidden, target_head.rows(kept), LOSSES[name].divergence)
+    dense = dense_divergence(*args, log_sums=log_sums, temperature=temperature)
+    chunked = chunked_divergence(*args, log_sums=log_sums, temperature=temperature, chunk_tokens=4)
+    assert abs(dense.item() - chunked.item()) < 1e-10
+    for expected, got in zip(
+        torch.autograd.grad(dense, [hidden, head.weight], retain_graph=True),
+        torch.autograd.grad(chunked, [hidden, head.weight]),
+        strict=True,
+    ):
+        assert expected.abs().max() > 1e-4
+        assert (expected - got).abs().max() < 1e-10
+    if name == "tv":  # written out, on the whole vocabulary
+        p = (target_head.logits(target_hidden) / temperature).softmax(-1)
+        q = torch.zeros_like(p)
+        q[:, kept] = (cut.logits(hidden) / temperature).softmax(-1)
+        assert abs(dense.item() - (1 - torch.minimum(p, q).sum(-1)).sum().item()) < 1e-10
 
 
 def test_logits_may_be_shifted_and_padding_rows_of_the_target_change_nothing() -> None:

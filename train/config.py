@@ -64,6 +64,9 @@ class DistillConfig:
     max_seconds: float | None = None
     """Wall time for training, in seconds; the learning rate ends low in time. None: no limit."""
 
+    loss: str = "kl"
+    """"kl" (forward KL), or acceptance itself: "tv" (1 − α), "nla" (−log α), "lk" (KL while α is low, then
+    1 − α). All are of the target's logits; α is against its whole vocabulary."""
     learning_rate: float = 1e-3
     """Peak of the learning rate, AdamW."""
     min_lr_ratio: float = 0.1
@@ -124,6 +127,8 @@ class DistillConfig:
         _check("betas", self.betas, valid_betas, "two numbers in [0, 1)")
         starts = ("aligned", "target")
         _check("head_start", self.head_start, self.head_start in starts, "aligned or target")
+        losses = ("kl", "tv", "nla", "lk")
+        _check("loss", self.loss, self.loss in losses, ", ".join(losses))
         precisions = ("no", "bf16")
         _check(
             "mixed_precision",

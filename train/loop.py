@@ -36,7 +36,7 @@ from .config import DistillConfig
 from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import evaluate
 from .heads import check_split
-from .losses import DraftLoss
+from .losses import LOSSES, DraftLoss
 from .schedule import learning_rate
 from .teacher import Teacher
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
@@ -89,6 +89,7 @@ class Run:
         loss = DraftLoss(
             self.draft.model,
             teacher.head.rows(self.columns),
+            LOSSES[config.loss].divergence,
             temperature=config.temperature,
             chunk_tokens=config.chunk_tokens,
         )
@@ -161,7 +162,7 @@ class Run:
         seconds = time.perf_counter() - begun
         return {
             "train/loss": mean_loss,
-            "train/kl": mean_loss,  # the same while forward KL is the loss
+            f"train/{config.loss}": mean_loss,
             "train/lr": rate,
             "train/grad_norm": float(norm),
             "train/tokens": float(state.tokens),
@@ -182,15 +183,23 @@ class Run:
         for index, part in enumerate(parts):
             begun = time.perf_counter()
             target_hidden = self.teacher.hidden(part)  # [N, d_target]
+            log_sums = self._log_sums(part, target_hidden)
             teacher_seconds += time.perf_counter() - begun
             batch = collate(part, accelerator.device)
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.loss):
-                loss = self.loss(batch.input_ids, batch.positions, target_hidden)
+                loss = self.loss(batch.input_ids, batch.positions, target_hidden, log_sums)
                 # DDP takes the mean over processes; the sum is wanted.
                 accelerator.backward(loss * accelerator.num_processes / tokens)
             total += loss.detach()
         return total, teacher_seconds
+
+    def _log_sums(self, part: Sequence[Example], hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return log Σ exp of the target's logits [N], where the loss needs it."""
+        config = self.config
+        if not LOSSES[config.loss].whole:
+            return None
+        return self.teacher.summary(part, hidden, config.chunk_tokens, config.temperature)[0]
 
     def measure(self, progress: ProgressLine) -> bool:
         """Evaluate on held-out rows, log it, and return whether the draft is the best so far."""

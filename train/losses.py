@@ -1,14 +1,14 @@
 """Divergences between target and draft, and their sum over tokens without the logits of all tokens.
 
 A divergence is a function of (target_logits [N, V], draft_logits [N, V]) that gives a loss per
-token [N]. With a cut head the logits cover the kept tokens only, so that a softmax gives the
-target's law renormalised on them.
+token [N]. The target's logits are log-probabilities. With a cut head they cover the kept tokens only:
+their exp adds up to the mass that the draft can propose, a softmax of them is the law renormalised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,48 @@ def forward_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch
     return (log_p.exp() * (log_p - log_q).masked_fill(excluded, 0.0)).sum(-1)
 
 
+def log_acceptance(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """Return log α = log Σ_x min(p(x), q(x)), p not renormalised. [N, V] each to [N]."""
+    return torch.minimum(target_logits, draft_logits.log_softmax(-1)).logsumexp(-1)
+
+
+def total_variation(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """Return 1 − α, the share of drafts that is rejected: TV(p, q) over the whole vocabulary."""
+    return 1.0 - log_acceptance(target_logits, draft_logits).exp()
+
+
+def negative_log_acceptance(
+    target_logits: torch.Tensor, draft_logits: torch.Tensor
+) -> torch.Tensor:
+    """Return −log α. Its gradient does not vanish where nothing is accepted yet."""
+    return -log_acceptance(target_logits, draft_logits)
+
+
+def lk_hybrid(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
+    """Return λ·KL + (1 − λ)·TV with λ = exp(−3 α) of each token, a constant for the gradient.
+
+    Source: LK losses, arXiv 2602.23881.
+    """
+    alpha = log_acceptance(target_logits, draft_logits).exp()
+    weight = torch.exp(-3.0 * alpha.detach())
+    return weight * forward_kl(target_logits, draft_logits) + (1.0 - weight) * (1.0 - alpha)
+
+
+class Loss(NamedTuple):
+    """A divergence to train with."""
+
+    divergence: Divergence
+    whole: bool  # needs the target's law over the whole vocabulary, not only over what is kept
+
+
+LOSSES = {
+    "kl": Loss(forward_kl, whole=False),
+    "tv": Loss(total_variation, whole=True),
+    "nla": Loss(negative_log_acceptance, whole=True),
+    "lk": Loss(lk_hybrid, whole=True),
+}
+
+
 def dense_divergence(
     draft_hidden: torch.Tensor,
     draft_head: LogitHead,
@@ -36,6 +78,7 @@ def dense_divergence(
     target_head: LogitHead,
     divergence: Divergence,
     *,
+    log_sums: torch.Tensor | None = None,
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """Return the sum of a divergence over N tokens, all logits at once: the reference.
@@ -45,12 +88,20 @@ def dense_divergence(
         draft_head: of V rows.
         target_hidden: [N, d_target], takes no gradient.
         target_head: of the same V rows, takes no gradient.
+        log_sums: [N], log Σ exp of the target's logits, divided by the temperature, over its whole
+            vocabulary; None: over these V rows.
         temperature: divides the logits of both.
     """
-    with torch.no_grad():
-        target_logits = target_head.logits(target_hidden)
-    draft_logits = draft_head.logits(draft_hidden)
-    return divergence(target_logits / temperature, draft_logits / temperature).sum()
+    target_logits = _log_probs(target_head.logits(target_hidden) / temperature, log_sums)
+    draft_logits = draft_head.logits(draft_hidden) / temperature
+    return divergence(target_logits, draft_logits).sum()
+
+
+@torch.no_grad()
+def _log_probs(logits: torch.Tensor, log_sums: torch.Tensor | None) -> torch.Tensor:
+    if log_sums is None:
+        return logits.log_softmax(-1)
+    return logits - log_sums[:, None]
 
 
 def chunked_divergence(
@@ -60,6 +111,7 @@ def chunked_divergence(
     target_head: LogitHead,
     divergence: Divergence,
     *,
+    log_sums: torch.Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
 ) -> torch.Tensor:
@@ -70,10 +122,12 @@ def chunked_divergence(
     """
 
     def chunk_loss(raw: torch.Tensor, chunk: slice) -> torch.Tensor:
-        with torch.no_grad():
-            target_logits = target_head.logits(target_hidden[chunk])  # [n, V]
-        draft_logits = cap_logits(at_least_float32(raw), draft_head.softcap)
-        return divergence(target_logits / temperature, draft_logits / temperature).sum()
+        target_logits = _log_probs(
+            target_head.logits(target_hidden[chunk]) / temperature,
+            None if log_sums is None else log_sums[chunk],
+        )  # [n, V]
+        draft_logits = cap_logits(at_least_float32(raw), draft_head.softcap) / temperature
+        return divergence(target_logits, draft_logits).sum()
 
     total: torch.Tensor = _ChunkedLinearLoss.apply(  # type: ignore[no-untyped-call]
         draft_hidden, draft_head.weight, draft_head.bias, chunk_loss, chunk_tokens
@@ -130,17 +184,28 @@ class DraftLoss(torch.nn.Module):
     """A draft and its loss as one module, so that DDP and autocast see one forward."""
 
     def __init__(
-        self, draft: Any, target_head: LogitHead, *, temperature: float, chunk_tokens: int
+        self,
+        draft: Any,
+        target_head: LogitHead,
+        divergence: Divergence,
+        *,
+        temperature: float,
+        chunk_tokens: int,
     ) -> None:
         """Hold the draft and the rows of the target's head that stand for the draft's."""
         super().__init__()
         self.draft = draft
         self._target_head = target_head
+        self._divergence = divergence
         self._temperature = temperature
         self._chunk_tokens = chunk_tokens
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, target_hidden: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        target_hidden: torch.Tensor,
+        log_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the sum of the loss over the supervised tokens.
 
@@ -148,6 +213,7 @@ class DraftLoss(torch.nn.Module):
             input_ids: [B, T].
             positions: [N], of the flattened [B·T].
             target_hidden: [N, d_target], the target's states at those positions.
+            log_sums: [N], see `dense_divergence`.
         """
         hidden = hidden_states(self.draft, input_ids).flatten(0, 1)[positions]  # [N, d]
         return chunked_divergence(
@@ -155,7 +221,8 @@ class DraftLoss(torch.nn.Module):
             head_of(self.draft).first(len(self._target_head.weight)),
             target_hidden,
             self._target_head,
-            forward_kl,
+            self._divergence,
+            log_sums=log_sums,
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
         )

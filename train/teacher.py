@@ -42,7 +42,7 @@ class Teacher:
         self._room = int(cache_gb * 1e9)  # bytes
         self._saved = saved or {}
         self._hidden: dict[Example, torch.Tensor] = {}
-        self._summary: dict[Example, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._summary: dict[tuple[Example, float], tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def width(self) -> int:
@@ -102,7 +102,11 @@ class Teacher:
 
     @torch.no_grad()
     def summary(
-        self, examples: Sequence[Example], hidden: torch.Tensor, chunk_tokens: int
+        self,
+        examples: Sequence[Example],
+        hidden: torch.Tensor,
+        chunk_tokens: int,
+        temperature: float = 1.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what needs the whole vocabulary: log Σ exp of the logits [N] and their argmax [N].
 
@@ -111,22 +115,24 @@ class Teacher:
 
         Args:
             hidden: [N, d], the hidden states of the examples.
+            temperature: divides the logits.
         """
         sizes = [example.supervised for example in examples]
         log_sums, best = [], []
         for example, states in zip(examples, torch.split(hidden, sizes), strict=True):
-            if example not in self._summary:
-                self._summary[example] = self._summarise(states, chunk_tokens)
-            log_sums.append(self._summary[example][0])
-            best.append(self._summary[example][1])
+            key = (example, temperature)
+            if key not in self._summary:
+                self._summary[key] = self._summarise(states, chunk_tokens, temperature)
+            log_sums.append(self._summary[key][0])
+            best.append(self._summary[key][1])
         return torch.cat(log_sums), torch.cat(best)
 
     def _summarise(
-        self, hidden: torch.Tensor, chunk_tokens: int
+        self, hidden: torch.Tensor, chunk_tokens: int, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         log_sums, best = [], []
         for chunk in torch.split(hidden, chunk_tokens):
-            logits = self.head.logits(chunk)  # [n, V]
+            logits = self.head.logits(chunk) / temperature  # [n, V]
             log_sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
         return torch.cat(log_sums), torch.cat(best)
