@@ -151,7 +151,7 @@ class DemoCommand:
     """Folder of everything the demo makes."""
     minutes: float = 9.0
     """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
-    layers: int = 2
+    layers: int = 3
     """The draft's layers: the target's first ones."""
     head_tokens: int | None = 8192
     """Tokens the draft can propose, the corpus's most frequent; none: all."""
@@ -159,9 +159,11 @@ class DemoCommand:
     """Most optimizer steps."""
     batch_rows: int = 8
     """Corpus rows in an optimizer step."""
+    loss: str = "tv"
+    """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
     learning_rate: float = 1e-3
     """Peak of the learning rate."""
-    max_new_tokens: int = 96
+    max_new_tokens: int = 128
     """Most tokens of an answer in the corpus."""
     gamma_max: int = 8
     """Largest γ that may be chosen."""

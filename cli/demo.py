@@ -29,6 +29,7 @@ from ..spec import (
     FixedLookahead,
     SamplingParams,
     SpeculativeDecoder,
+    full_attention,
     load_causal_lm,
     load_drafter,
     load_tokenizer,
@@ -49,7 +50,7 @@ from .report_table import print_table
 from .stages import Stages
 
 # Shares of the time that each stage may take.
-CORPUS, TRAIN, TRACE, COMPARE = 0.28, 0.32, 0.10, 0.30
+CORPUS, TRAIN, TRACE, COMPARE = 0.36, 0.34, 0.10, 0.20
 DTYPE, DEVICE = "float32", "cpu"
 GAMMAS = (1, 2, 4)
 
@@ -101,7 +102,11 @@ class _Demo:
         train = load_prompts(domains=ENGLISH, split="train")
         dev = interleave_domains(load_prompts(domains=ENGLISH, split="dev"))[:24]
         random.Random(0).shuffle(train)  # so that a corpus cut by time has all domains
-        settings = CorpusConfig(max_new_tokens=self.config.max_new_tokens, batch_size=96)
+        settings = CorpusConfig(
+            temperatures=(0.0, 0.7, 1.0),
+            max_new_tokens=self.config.max_new_tokens,
+            batch_size=96,
+        )
         deadline = time.perf_counter() + CORPUS * self.seconds
 
         def progress(done: int, wanted: int, tokens: int) -> None:
@@ -116,6 +121,7 @@ class _Demo:
                 dev + train,
                 self.folder / "corpus",
                 settings,
+                keep_states=full_attention(self.model),
                 progress=progress,
             )
         found = _corpus(self.folder / "corpus")
@@ -234,6 +240,8 @@ class _Demo:
             output=str(self.folder / "draft"),
             layers=self.config.layers,
             head_tokens=self.config.head_tokens,
+            train_head=False,
+            loss=self.config.loss,
             steps=self.config.steps,
             batch_rows=self.config.batch_rows,
             learning_rate=self.config.learning_rate,
