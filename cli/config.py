@@ -151,7 +151,7 @@ class DemoCommand:
     """Folder of everything the demo makes."""
     minutes: float = 9.0
     """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
-    layers: int = 3
+    layers: int = 4
     """The draft's layers: the target's first ones."""
     head_tokens: int | None = 8192
     """Tokens the draft can propose, the corpus's most frequent; none: all."""
