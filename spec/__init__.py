@@ -1,5 +1,8 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
+from .batch import BatchDecoder
+from .batch_draws import RowByRow, RowsDraws, Together
+from .batch_padding import strip_padding
 from .cached import CachedModel
 from .cpu import settle_cpu
 from .decoder import (
@@ -18,6 +21,7 @@ from .draft_folder import (
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
+from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
@@ -31,6 +35,7 @@ from .verify import acceptance_prob, residual, verify
 from .vocabulary import check_same_vocabulary, vocabulary_size
 
 __all__ = [
+    "BatchDecoder",
     "CachedModel",
     "DecodeStats",
     "DraftInfo",
@@ -44,8 +49,12 @@ __all__ = [
     "RequestOutput",
     "RoundOutcome",
     "RoundStart",
+    "RowByRow",
+    "RowsDraws",
     "SamplingParams",
     "SpeculativeDecoder",
+    "Together",
+    "TokenLaw",
     "acceptance_prob",
     "check_same_vocabulary",
     "cut_head",
@@ -65,6 +74,7 @@ __all__ = [
     "residual",
     "save_kept_tokens",
     "settle_cpu",
+    "strip_padding",
     "target_width",
     "text_hash",
     "token_probs",

@@ -35,8 +35,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     token_ids: list[int] = field(default_factory=list)  # the end token included, nothing after it
     text: str = ""  # without the end token and the stop string
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop" or "length"; "error" in a batch
     stats: DecodeStats = field(default_factory=DecodeStats)
+    error: str | None = None  # what ended a row of a batch, where that was an error
 
 
 class SpeculativeDecoder:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .batch_drafter import ModelRowsDrafter, RowsDrafter
 from .cached import CachedModel
 from .draws import Draws
 from .params import SamplingParams
@@ -44,6 +45,13 @@ class Drafter(Protocol):
 
     def roll_back(self, length: int) -> None:
         """Forget all from position `length` on: those drafted tokens were not accepted."""
+
+    def for_rows(self, rows: int) -> RowsDrafter:
+        """Return a drafter of the same candidates for a batch of so many rows.
+
+        Raises:
+            ValueError: if its rows cannot be drafted together.
+        """
 
 
 class ModelDrafter:
@@ -103,6 +111,15 @@ class ModelDrafter:
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)
+
+    def for_rows(self, rows: int) -> RowsDrafter:
+        return ModelRowsDrafter(
+            self.cached.model,
+            rows=rows,
+            width=self._width,
+            kept=self.kept,
+            temperature=self._temperature,
+        )
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread a row [1, V_draft] over the target's vocabulary [1, V]; what is missing is impossible."""
