@@ -84,11 +84,13 @@ class CachedRows:
         """Forget a sequence's tokens from position `length` on: a change of length, nothing else."""
         self.cover[slot] = min(self.cover[slot], length)
 
+    @torch.inference_mode()
     def move(self, source: int, to: int) -> None:
         """Put the sequence of one slot into another."""
         self._cache.move(source, to, self.cover[source])
         self.cover[to] = self.cover[source]
 
+    @torch.inference_mode()
     def clear(self, slot: int) -> None:
         """Wipe a slot whose sequence may have left a NaN behind."""
         self._cache.clear(slot)

@@ -15,7 +15,7 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from toys import byte_tokenizer, tiny_gpt2, tiny_llama
+from toys import byte_tokenizer, noisy_copy, tiny_gpt2, tiny_llama
 
 PROMPTS = ["a", "Hello there", "日本語", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"]
 
@@ -30,17 +30,6 @@ class RandomLookahead(FixedLookahead):
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self.random.random() < 0.8
-
-
-def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
-    """A draft that is right about as often as it is wrong."""
-    draft = type(model)(model.config).eval()
-    draft.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight.add_(scale * weight.std() * torch.randn(weight.shape, generator=generator))
-    return draft
 
 
 def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:

@@ -89,6 +89,17 @@ def tiny_gpt2(*, seed: int = 0, vocabulary: int = 260, layers: int = 2, context:
         return GPT2LMHeadModel(config).eval()
 
 
+def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
+    """A draft that is right about as often as it is wrong."""
+    draft = type(model)(model.config).eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(scale * weight.std() * torch.randn(weight.shape, generator=generator))
+    return draft
+
+
 class TableLM(torch.nn.Module):
     """A causal LM whose logits are looked up by (position, token): its law is known exactly."""
 
