@@ -121,9 +121,25 @@ class TableLM(torch.nn.Module):
         return SimpleNamespace(weight=self.table[0])
 
 
+class RowsTableLM(TableLM):
+    """A table model whose rows stand at positions of their own."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache: Any,
+        use_cache: bool,
+        logits_to_keep: int,
+    ) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table[position_ids, input_ids][:, -logits_to_keep:])
+
+
 class _TableConfig:
     is_encoder_decoder = False
     model_type = "table"
+    _attn_implementation = "eager"  # none at all: a mask of any shape does
     num_hidden_layers = 0
 
     def __init__(self, context: int, vocabulary: int) -> None:
