@@ -154,8 +154,6 @@ class BatchDecoder:
         """Let ended rows leave and prompts take their slots, then close the gaps that are left."""
         ended = [row for row in active if row.ended]
         for row in ended:
-            if row.error is not None:
-                self._clear(row.slot)
             yield row.index, _output(row)
         free = deque([*(row.slot for row in ended), *range(len(active), self.rows)])
         going = {row.slot: row for row in active if not row.ended}
@@ -199,7 +197,7 @@ class BatchDecoder:
             source=self._draws.source(params.seed),
         )
         row.policy.begin_request(params)
-        target.roll_back(slot, 0)
+        target.open(slot)
         if self._drafter is not None:
             self._drafter.open(slot)
         return row
@@ -224,11 +222,6 @@ class BatchDecoder:
         policies[row.slot], policies[slot] = policies[slot], policies[row.slot]
         row.slot = slot
         return row
-
-    def _clear(self, slot: int) -> None:
-        self._target.clear(slot)
-        if self._drafter is not None:
-            self._drafter.clear(slot)
 
 
 def _output(row: Row) -> RequestOutput:

@@ -47,11 +47,11 @@ class RowsCache(Cache):  # type: ignore[misc]
             layer.keys[to, :, :length] = layer.keys[source, :, :length]
             layer.values[to, :, :length] = layer.values[source, :, :length]
 
-    def clear(self, slot: int) -> None:
-        """Overwrite a row with zeros: a NaN, unlike other stale values, shows through a mask."""
+    def wipe(self, slot: int, start: int, end: int) -> None:
+        """Write zeros over some positions: a NaN, unlike other stale values, shows through a mask."""
         for layer in self._allocated():
-            layer.keys[slot] = 0.0
-            layer.values[slot] = 0.0
+            layer.keys[slot, :, start:end] = 0.0
+            layer.values[slot, :, start:end] = 0.0
 
     def read(self, whole: torch.Tensor) -> torch.Tensor:
         """Return what the forward's rows may attend to, [n, H, length, D]."""

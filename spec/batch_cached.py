@@ -41,6 +41,7 @@ class CachedRows:
         self.model, self.rows, self.width = model, rows, width
         self.context: int = context_length(model)
         self.cover = [0] * rows
+        self._written = [0] * rows  # positions that may not be zero
         self._windows = layer_windows(model)
         parameter = next(model.parameters())
         eager = model.config.get_text_config()._attn_implementation == "eager"
@@ -54,6 +55,7 @@ class CachedRows:
         if capacity > self._cache.capacity:
             layers = self.model.config.get_text_config().num_hidden_layers
             self._cache = RowsCache(layers, rows=self.rows, capacity=capacity)
+            self._written = [0] * self.rows
         self.cover = [0] * self.rows
 
     @torch.inference_mode()
@@ -85,16 +87,18 @@ class CachedRows:
         self.cover[slot] = min(self.cover[slot], length)
 
     @torch.inference_mode()
-    def move(self, source: int, to: int) -> None:
-        """Put the sequence of one slot into another."""
-        self._cache.move(source, to, self.cover[source])
-        self.cover[to] = self.cover[source]
+    def open(self, slot: int) -> None:
+        """Start a new sequence in a slot; nothing of the one before is left, were it NaN."""
+        self._cache.wipe(slot, 0, self._written[slot])
+        self.cover[slot] = self._written[slot] = 0
 
     @torch.inference_mode()
-    def clear(self, slot: int) -> None:
-        """Wipe a slot whose sequence may have left a NaN behind."""
-        self._cache.clear(slot)
-        self.cover[slot] = 0
+    def move(self, source: int, to: int) -> None:
+        """Put the sequence of one slot into another."""
+        length = self.cover[source]
+        self._cache.move(source, to, length)
+        self._cache.wipe(to, length, self._written[to])
+        self.cover[to] = self._written[to] = length
 
     def _forward(
         self, slots: list[int], new: list[Sequence[int]], keep: list[int]
@@ -123,6 +127,7 @@ class CachedRows:
         ).logits[..., : self.width]  # [n, most kept, V]
         for slot, end in zip(slots, ends, strict=True):
             self.cover[slot] = end
+            self._written[slot] = max(self._written[slot], end)
         return [row[len(row) - count :] for row, count in zip(logits, keep, strict=True)]
 
 

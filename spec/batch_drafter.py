@@ -37,9 +37,6 @@ class RowsDrafter(Protocol):
     def move(self, source: int, to: int) -> None:
         """Put the sequence of one slot into another."""
 
-    def clear(self, slot: int) -> None:
-        """Wipe a slot whose sequence ended in an error."""
-
 
 class ModelRowsDrafter:
     """Drafts with a smaller causal LM; `ModelDrafter.for_rows` makes one.
@@ -71,7 +68,7 @@ class ModelRowsDrafter:
 
     def open(self, slot: int) -> None:
         # The prompt is fed when the row's first token is drafted: where nothing is, it costs nothing.
-        self.cached.roll_back(slot, 0)
+        self.cached.open(slot)
 
     def propose(self, rows: Sequence[Row], draws: RowsDraws[Any]) -> None:
         depth = 0
@@ -95,9 +92,6 @@ class ModelRowsDrafter:
 
     def move(self, source: int, to: int) -> None:
         self.cached.move(source, to)
-
-    def clear(self, slot: int) -> None:
-        self.cached.clear(slot)
 
     def _wanting_step(self, rows: Sequence[Row], depth: int) -> list[Row]:
         wanting = []
