@@ -125,7 +125,7 @@ ASKED = [
 
 
 def target_law(start: int, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    law = {(start,): 1.0}
+    law: dict[tuple[int, ...], float] = {(start,): 1.0}
     for position in range(params.max_tokens):
         law = {
             (*sequence, token): weight * p

@@ -225,8 +225,9 @@ def test_wrong_requests_are_refused_by_themselves() -> None:
     model = tiny_llama(context=32)
     decoder = SpeculativeDecoder(model, None, ModelDrafter(model, width=260), FixedLookahead(2))
     good = greedy(max_tokens=5)
+    prompts: list[Any] = [[1, 2], [], [3] * 32, [4, 260], "text", [5], [6, 7]]
     outputs = BatchDecoder(decoder, rows=2).generate(
-        [[1, 2], [], [3] * 32, [4, 260], "text", [5], [6, 7]],
+        prompts,
         [good, good, good, good, good, greedy(max_tokens=5, stop=("x",)), good],
     )
     reasons = [output.finish_reason for output in outputs]
@@ -251,19 +252,18 @@ def test_rows_of_nan_change_nothing_for_those_who_take_their_slots(temperature: 
         for some in (model, draft):
             some.get_input_embeddings().weight[200] = torch.nan
     decoder = make_decoder(model, FixedLookahead(2), draft=draft)
+    prompts = [[1] * 30, [200, *[2] * 20], [5, 6], [200] * 9, [8, 9, 10]]
     params = [
-        SamplingParams(temperature=temperature, seed=i, max_tokens=length)
-        for i, length in enumerate((4, 3, 9, 3, 7))
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=length)
+        for seed, length in enumerate((24, 3, 8, 3, 8))
     ]
-    prompts = [[200, 1, 2], [3, 4], [5, 6], [200, 7], [8, 9, 10]]
-    for rows in (1, 2, 3):
-        outputs = BatchDecoder(decoder, rows=rows).generate(prompts, params)
-        for prompt, own, output in zip(prompts, params, outputs, strict=True):
-            if 200 not in prompt:
-                assert output.token_ids == decoder.generate([prompt], own)[0].token_ids
-            elif temperature > 0.0:  # the greedy law of NaN is a token like any other
-                assert output.finish_reason == "error"
-                assert "not finite" in (output.error or "")
+    outputs = BatchDecoder(decoder, rows=2).generate(prompts, params)
+    for prompt, own, output in zip(prompts, params, outputs, strict=True):
+        if 200 not in prompt:
+            assert output.token_ids == decoder.generate([prompt], own)[0].token_ids
+        elif temperature > 0.0:  # the greedy law of NaN is a token like any other
+            assert output.finish_reason == "error"
+            assert "not finite" in (output.error or "")
 
 
 def test_models_whose_rows_cannot_share_a_forward_go_one_by_one() -> None:
@@ -275,7 +275,8 @@ def test_models_whose_rows_cannot_share_a_forward_go_one_by_one() -> None:
     decoder = make_decoder(stretched, FixedLookahead(2), draft=model)
     batch = BatchDecoder(decoder, rows=4)
     assert "dynamic rotary positions" in (batch.obstacle or "")
-    outputs = batch.generate([*PROMPTS, [999]], params)
+    prompts: list[Any] = [*PROMPTS, [999]]
+    outputs = batch.generate(prompts, params)
     alone = decoder.generate(PROMPTS, params)
     assert [o.token_ids for o in outputs[:-1]] == [o.token_ids for o in alone]
     assert outputs[-1].finish_reason == "error"
