@@ -259,6 +259,7 @@ def largest_difference(one: Law, other: Law) -> float:
 @pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_loop_emits_the_targets_law(params: SamplingParams, policy: functools.partial) -> None:  # type: ignore[type-arg]
+    """B05, B10, B11 and B13: every setting acts at every row of a block, on both sides of the test."""
     drafter = ModelDrafter(DRAFT, width=4)
     law = round_by_round_law(params, policy(), drafter)
     assert largest_difference(law, target_law(params)) < TOLERANCE
@@ -348,7 +349,7 @@ class WrongLawDrafter(ModelDrafter):
 
 
 @pytest.mark.parametrize("trap", [DroppingDrafter, WrongLawDrafter])
-def test_a_biased_drafter_is_caught(trap: type[ModelDrafter]) -> None:
+def test_b05_a_biased_drafter_is_caught(trap: type[ModelDrafter]) -> None:
     params = SamplingParams()
     law = round_by_round_law(params, FixedLookahead(2), trap(DRAFT, width=4))
     assert largest_difference(law, target_law(params)) > 1e-3
@@ -409,7 +410,7 @@ class MemoModel(CachedModel):
     ids=["T=1", "T=0.7,top_k=5", "top_p=0.8", "penalties", "bad_words,bias"],
 )
 def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> None:
-    # Chi-square over the pairs of tokens, 20,000 draws, cells expected less than 5 times merged; the
+    # Chi-square over the pairs of tokens, 8,000 draws, cells expected less than 5 times merged; the
     # threshold is passed by chance once in 100,000 runs; fixed seed.
     target = MemoModel(tiny_llama(vocabulary=12, sharpness=2.0), width=12)
     drafter = ModelDrafter(tiny_llama(vocabulary=12, seed=4, sharpness=2.0), width=12)
@@ -418,7 +419,7 @@ def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> No
     policy = FixedLookahead(2)
     counts = torch.zeros(12, 12)
     accepted = 0
-    for _ in range(20_000):
+    for _ in range(8_000):
         tokens = [3, 1]
         target.reset(16)
         drafter.reset(16)
@@ -430,7 +431,7 @@ def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> No
             tokens += emitted
             accepted += outcome.accepted
         counts[tokens[2], tokens[3]] += 1
-    assert accepted > 5_000  # both ways of emitting are well represented
+    assert accepted > 2_000  # both ways of emitting are well represented
 
     def next_law(tokens: list[int]) -> torch.Tensor:
         return reference_law(params, target.memo[tuple(tokens)], tokens, prompt=2)
@@ -438,7 +439,7 @@ def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> No
     first = next_law([3, 1])
     pairs = torch.stack([first[x] * next_law([3, 1, x]) for x in range(12)])
     assert counts[pairs == 0].sum() == 0
-    expected = 20_000 * pairs.flatten()
+    expected = 8_000 * pairs.flatten()
     large = expected >= 5
     expected = torch.cat([expected[large], expected[~large].sum()[None]])
     found = torch.cat([counts.flatten()[large], counts.flatten()[~large].sum()[None]])

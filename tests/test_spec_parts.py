@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     T5Config,
@@ -25,6 +26,7 @@ from foredraft.spec import (
     check_same_vocabulary,
     cut_head,
     decode_rows,
+    encode_text,
     load_causal_lm,
     load_kept_tokens,
     load_lookahead,
@@ -50,7 +52,7 @@ class Always:
         return int(probs.argmax())
 
 
-def test_residual_is_normalised_by_its_sum() -> None:
+def test_b09_residual_is_normalised_by_its_sum() -> None:
     p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
     assert residual(p, q).tolist() == pytest.approx([1.0, 0.0, 0.0])
     assert residual(p, p).tolist() == p.tolist()  # nothing left: p itself, never NaN
@@ -169,6 +171,22 @@ def test_models_that_cannot_roll_back_are_refused_by_name() -> None:
         ("repetition_penalty", 0.0),
         ("max_tokens", 0),
         ("max_tokens", True),
+        ("n", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", [(1, 2.0)]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: float("inf")}),
+        ("bad_words", ("",)),
+        ("bad_words", ((),)),
+        ("bad_words", ((1, -2),)),
+        ("bad_words", (3,)),
+        ("min_tokens", -1),
+        ("min_tokens", 257),
+        ("logprobs", -1),
+        ("include_stop_str_in_output", 1),
+        ("seed", 2**63),
         ("stop", ("",)),
         ("stop_token_ids", (-1,)),
         ("seed", -1),
@@ -263,15 +281,23 @@ def test_another_tokenizer_is_refused_by_the_first_id_that_differs() -> None:
     assert tokenizer_hash(one) != tokenizer_hash(other)
 
 
-def test_chat_prompts_have_exactly_one_bos() -> None:
+def test_b81_prompts_have_exactly_one_bos() -> None:
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = (
-        "{{ '<pad>' }}" + tokenizer.chat_template
-    )  # a template that writes BOS
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 256)]
+    )  # a tokenizer that writes BOS, <pad> here, by itself
     messages = [{"role": "user", "content": "hi"}]
-    assert render_chat(tokenizer, messages).count(256) == 1
+    assert encode_text(tokenizer, "hi").count(256) == 1
+    template = tokenizer.chat_template
+    tokenizer.chat_template = "{{ '<pad>' }}" + template  # a template that writes BOS, too
+    chat = render_chat(tokenizer, messages)
+    assert chat.count(256) == 1
+    decoder = SpeculativeDecoder(tiny_llama(), tokenizer)
+    params = SamplingParams(temperature=0.0, max_tokens=2)
+    assert decoder.chat([messages], params)[0].prompt_token_ids == chat
+    assert decoder.generate("hi", params)[0].prompt_token_ids == encode_text(tokenizer, "hi")
     tokenizer.chat_template = None
-    assert tokenizer.decode(render_chat(tokenizer, messages)) == "hi"
+    assert render_chat(tokenizer, messages) == encode_text(tokenizer, "hi")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
