@@ -217,9 +217,7 @@ class SpeculativeDecoder:
         """Return the output of a prompt, or one that holds the error."""
         seed = request.params.seed
         if seed is not None:
-            seed += index + (
-                sample << 32
-            )  # seeds of a prompt's outputs lie far from its neighbours'
+            seed += index + (sample << 32)  # no seed of the prompts beside it
         output = RequestOutput(list(request.tokens))
         try:
             for _ in self._decode(output, request, GeneratorDraws(seed)):

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-
 SPREAD = 0x9E3779B1  # odd, near 2³² / golden ratio: multiples of it lie far apart modulo 2³²
 
 

@@ -139,9 +139,10 @@ def _checked_word(word: str | Sequence[int]) -> BadWord:
         return word
     if not isinstance(word, Sequence) or not word:
         raise ValueError(f"bad_words must be strings or sequences of token ids, got {word!r}")
-    for token in word:
+    tokens: tuple[int, ...] = tuple(word)  # type: ignore[arg-type]  # no str here
+    for token in tokens:
         _check_integer("bad_words' token ids", token, low=0)
-    return tuple(word)
+    return tokens
 
 
 def _check_number(

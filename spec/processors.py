@@ -27,7 +27,9 @@ class ProcessorChain:
     grammar is believed more often, and no state of the target's is touched.
     """
 
-    def __init__(self, processors: Sequence[Processor], prompt: Sequence[int], device: object):
+    def __init__(
+        self, processors: Sequence[Processor], prompt: Sequence[int], device: torch.device
+    ) -> None:
         """Copy the processors for one output.
 
         Raises:

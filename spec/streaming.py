@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -106,7 +106,7 @@ def _pieces(
     turn: Turn,
     reader: int | None,
     closed: threading.Event,
-) -> Iterator[str]:
+) -> Generator[str]:
     """Yield what is not empty, until the end or until closed. Knows nothing of the stream it serves,
     so that a stream that is dropped is collected, and this generator with it."""
     try:

@@ -145,7 +145,7 @@ def test_processors_may_share_state_and_functions_are_shared() -> None:
     def plain(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores - (torch.arange(260) > 200) * 50.0
 
-    processors = [Half(shared), plain, Half(shared)]
+    processors: list[Any] = [Half(shared), plain, Half(shared)]
     output = decoder_of(3).generate([PROMPT], GREEDY, logits_processors=processors)[0]
     assert shared == {"calls": 0}
     again = decoder_of(0).generate([PROMPT], GREEDY, logits_processors=processors)[0]

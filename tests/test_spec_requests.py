@@ -235,16 +235,15 @@ def test_ids_outside_the_vocabulary_are_named(settings: dict[str, Any], message:
 
 def test_a_bad_prompt_is_an_error_before_any_work() -> None:
     decoder = decoder_of(2)
-    rounds = []
-    decoder.lookahead.begin_request = rounds.append  # type: ignore[method-assign]
+    decoder.lookahead = FailsOnce(2)
     for bad, message in (
         ([1, 260], r"prompts\[1\]: prompt must have token ids in \[0, 260\), got 260"),
         ([], r"prompts\[1\]: prompt must have at least one token"),
         (3.5, r"prompts\[1\]: prompt must be a text or a list of token ids, got 3.5"),
     ):
         with pytest.raises(ValueError, match=message):
-            decoder.generate(["Hello", bad], SamplingParams(max_tokens=3))  # type: ignore[list-item]
-    assert not rounds
+            decoder.generate(["Hello", bad], SamplingParams(max_tokens=3))  # type: ignore[arg-type]
+    assert decoder.lookahead.requests == 0
 
 
 class FailsOnce(FixedLookahead):

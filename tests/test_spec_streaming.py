@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -198,8 +199,14 @@ def test_pieces_of_special_tokens_and_of_bytes_that_are_no_text_do_not_pile_up()
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (400,), generator=generator).tolist()
     lone = tokenizer.encode("日")[1]  # a byte from the middle of a character
-    runs = [[256] * 300, noise, [lone] * 300, tokenizer.encode("日本語 text" * 30), [258, lone] * 99]
-    for run in [*runs, [token for run in runs for token in run]]:
+    runs = [
+        [256] * 300,
+        noise,
+        [lone] * 300,
+        tokenizer.encode("日本語 text" * 30),
+        [258, lone] * 99,
+    ]
+    for run in [*runs, list(itertools.chain(*runs))]:
         detokenizer = Detokenizer(Counting())
         pieces = [detokenizer.push(token) for token in run]
         pieces.append(detokenizer.finish())
