@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from .batch_cached import CachedRows
 from .batch_drafter import RowsDrafter
 from .batch_draws import RowsDraws, Together
 from .batch_round import decode_round_of_rows
-from .batch_row import Row, describe
-from .decoder import Prompt, RequestOutput, SpeculativeDecoder, _as_list
+from .batch_row import Row
+from .decoder import SpeculativeDecoder
 from .law import TokenLaw
+from .output import RequestOutput, raise_or_warn
 from .params import SamplingParams
+from .processors import Processor
+from .request import Prompt, Request, as_list, check_request, vocabulary_width
 from .stopping import StopRule, eos_token_ids
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    index: int
-    tokens: list[int]
-    params: SamplingParams
+class _Waiting:
+    """One output that is to be decoded: prompts with n > 1 have several."""
+
+    index: int  # which prompt
+    request: Request
+    seed: int | None
     end: int  # tokens at most
 
 
@@ -72,99 +78,118 @@ class BatchDecoder:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
     ) -> list[RequestOutput]:
         """Decode each prompt and return one output for each, in order.
 
-        What a request alone is to blame for (a prompt that is too long, a stop string without a tokenizer,
-        a policy or processor that raises) ends it with finish_reason "error" and the message in `error`.
+        As in `SpeculativeDecoder.generate`, all is checked before any work, and what goes wrong later in
+        one row is a warning and that output's `error`; the others go on.
 
         Args:
             prompts: texts or lists of token ids, or one of them.
             params: for all, where with a seed prompt i uses seed + i; or one for each prompt, taken as they
                 are. None takes the model's own generation config.
+            logits_processors: see `SpeculativeDecoder.generate`; each row has its own copies.
 
         Raises:
-            ValueError: if there are not as many params as prompts.
+            ValueError: naming what is asked for and cannot be done.
         """
-        outputs = dict(self.stream(prompts, params))
-        return [outputs[index] for index in range(len(outputs))]
+        ended = dict(self.as_ended(prompts, params, logits_processors=logits_processors))
+        results = [ended[index] for index in range(len(ended))]
+        raise_or_warn(results)
+        return results
 
-    def stream(
+    def as_ended(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
     ) -> Iterator[tuple[int, RequestOutput]]:
-        """Yield (prompt index, output) as outputs end; otherwise as `generate`."""
-        waiting: deque[_Request] = deque()
-        for index, (prompt, own) in enumerate(self._pairs(prompts, params)):
-            try:
-                tokens = self.decoder._encode(prompt)
-            except Exception as error:
-                yield index, RequestOutput([], finish_reason="error", error=describe(error))
-                continue
-            end = min(len(tokens) + own.max_tokens, self.decoder.target.context)
-            waiting.append(_Request(index, tokens, own, end))
+        """Yield (prompt index, output) when all n outputs of a prompt have ended; an error is in its output.
+
+        Otherwise as `generate`.
+        """
+        waiting = self._waiting(as_list(prompts), params, logits_processors)
+        missing = Counter(each.index for each in waiting)
+        outputs: dict[int, list[tuple[int, RequestOutput]]] = {index: [] for index in missing}
+        for place, output in self._decode(waiting):
+            index = waiting[place].index
+            outputs[index].append((place, output))
+            if len(outputs[index]) == missing[index]:
+                first, *others = (each for _, each in sorted(outputs.pop(index), key=itemgetter(0)))
+                first.others = others
+                yield index, first
+
+    def _waiting(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        processors: Sequence[Processor],
+    ) -> list[_Waiting]:
+        """Check all that is asked for and return it output by output."""
+        target, tokenizer = self.decoder.target, self.decoder.tokenizer
+        own: list[SamplingParams | None]
+        if params is None or isinstance(params, SamplingParams):
+            own, shared = [params] * len(prompts), True
+        else:
+            own, shared = list(params), False
+        if len(own) != len(prompts):
+            raise ValueError(f"params must be one or {len(prompts)}, one a prompt, got {len(own)}")
+        waiting = []
+        for index, (prompt, asked) in enumerate(zip(prompts, own, strict=True)):
+            name = f"prompts[{index}]: "
+            request = check_request(target, tokenizer, prompt, asked, processors, name)
+            end = min(len(request.tokens) + request.params.max_tokens, target.context)
+            for sample in range(request.params.n):
+                seed = request.params.seed
+                if seed is not None:  # as in single decoding
+                    seed += (index if shared else 0) + (sample << 32)
+                waiting.append(_Waiting(index, request, seed, end))
+        return waiting
+
+    def _decode(self, waiting: Sequence[_Waiting]) -> Iterator[tuple[int, RequestOutput]]:
+        """Yield (place in `waiting`, output) as outputs end."""
         if self.obstacle is not None:
             yield from self._row_by_row(waiting)
             return
-        self._reset(max((request.end for request in waiting), default=0))
-        active: list[Row] = []  # by slot, without gaps
-        while waiting or active:
-            yield from self._settle(active, waiting)
-            if active:
-                decode_round_of_rows(active, self._target, self._drafter, self._draws)
-
-    def _pairs(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[tuple[Prompt, SamplingParams]]:
-        """Give each prompt its own params."""
-        listed = _as_list(prompts)
-        if params is None:
-            params = self.decoder.default_params()
-        if isinstance(params, SamplingParams):
-            seed = params.seed
-            own = [
-                params if seed is None else replace(params, seed=seed + index)
-                for index in range(len(listed))
-            ]
-        else:
-            own = list(params)
-        if len(own) != len(listed):
-            raise ValueError(f"params must be one or {len(listed)}, one a prompt, got {len(own)}")
-        return list(zip(listed, own, strict=True))
-
-    def _row_by_row(self, requests: Iterable[_Request]) -> Iterator[tuple[int, RequestOutput]]:
-        for request in requests:
-            try:
-                (output,) = self.decoder.generate([request.tokens], request.params)
-            except Exception as error:
-                output = RequestOutput(request.tokens, finish_reason="error", error=describe(error))
-            yield request.index, output
-
-    def _reset(self, capacity: int) -> None:
+        capacity = max((each.end for each in waiting), default=0)
         self._target.reset(capacity)
         if self._drafter is not None:
             self._drafter.reset(capacity)
+        queue = deque(enumerate(waiting))
+        active: list[Row] = []  # by slot, without gaps
+        while queue or active:
+            yield from self._settle(active, queue)
+            if active:
+                decode_round_of_rows(active, self._target, self._drafter, self._draws)
+
+    def _row_by_row(self, waiting: Sequence[_Waiting]) -> Iterator[tuple[int, RequestOutput]]:
+        for place, each in enumerate(waiting):
+            own = replace(each.request, params=replace(each.request.params, seed=each.seed))
+            with self.decoder._turn.taken():
+                output = self.decoder._decode_whole(own, 0, 0)
+            yield place, output
 
     def _settle(
-        self, active: list[Row], waiting: deque[_Request]
+        self, active: list[Row], queue: deque[tuple[int, _Waiting]]
     ) -> Iterator[tuple[int, RequestOutput]]:
         """Let ended rows leave and prompts take their slots, then close the gaps that are left."""
         ended = [row for row in active if row.ended]
         for row in ended:
-            yield row.index, _output(row)
+            yield row.place, row.finish()
         free = deque([*(row.slot for row in ended), *range(len(active), self.rows)])
         going = {row.slot: row for row in active if not row.ended}
         joined = []
-        while free and waiting:
-            request = waiting.popleft()
+        while free and queue:
+            place, each = queue.popleft()
+            output = RequestOutput(list(each.request.tokens))
             try:
-                row = self._open(request, free[0])
+                row = self._open(place, each, output, free[0])
             except Exception as error:
-                output = RequestOutput(request.tokens, finish_reason="error", error=describe(error))
-                yield request.index, output
+                output.finish_reason, output.error = "error", error
+                yield place, output
                 continue
             going[free.popleft()] = row
             joined.append(row)
@@ -174,33 +199,39 @@ class BatchDecoder:
                 going[slot] = self._move(going.pop(max(going)), slot)
         active[:] = [going[slot] for slot in range(len(going))]
 
-    def _open(self, request: _Request, slot: int) -> Row:
-        """Return the row of a request that takes a free slot."""
-        target, tokenizer = self._target, self.decoder.tokenizer
-        tokens, params = request.tokens, request.params
+    def _open(self, place: int, each: _Waiting, output: RequestOutput, slot: int) -> Row:
+        """Return the row of an output that takes a free slot."""
+        request, target = each.request, self._target
+        params, tokens = request.params, list(request.tokens)
         ends = eos_token_ids(target.model)
-        row = Row(
-            index=request.index,
-            slot=slot,
-            prompt_length=len(tokens),
-            tokens=list(tokens),
-            end=request.end,
-            law=TokenLaw(
-                params,
-                tokens,
-                width=self.decoder.target.width or 0,
-                eos_token_ids=ends,
-                device=target.device,
-            ),
-            rule=StopRule(params, ends, tokenizer, request.end - len(tokens)),
-            policy=self._policies[slot],
-            source=self._draws.source(params.seed),
+        rule = StopRule(params, ends, self.decoder.tokenizer, each.end - len(tokens))
+        law = TokenLaw(
+            params,
+            tokens,
+            width=vocabulary_width(self.decoder.target),
+            eos_token_ids=ends,
+            device=target.device,
+            processors=request.processors,
         )
-        row.policy.begin_request(params)
+        output.token_ids = rule.token_ids
+        output.logprobs = None if params.logprobs is None else []
+        policy = self._policies[slot]
+        policy.begin_request(params)
         target.open(slot)
         if self._drafter is not None:
             self._drafter.open(slot)
-        return row
+        return Row(
+            place=place,
+            output=output,
+            logprobs=params.logprobs,
+            slot=slot,
+            tokens=tokens,
+            end=each.end,
+            law=law,
+            rule=rule,
+            policy=policy,
+            source=self._draws.source(each.seed),
+        )
 
     def _prefill(self, rows: Sequence[Row]) -> None:
         """Cover all but the last prompt token of rows that join; the seconds are shared by tokens."""
@@ -212,7 +243,8 @@ class BatchDecoder:
         self._target.advance([row.slot for row in reading], prompts, [1] * len(reading))
         seconds = time.perf_counter() - begun
         for row, prompt in zip(reading, prompts, strict=True):
-            row.stats.prefill_seconds += seconds * len(prompt) / sum(map(len, prompts))
+            share = len(prompt) / sum(map(len, prompts))
+            row.output.stats.prefill_seconds += seconds * share
 
     def _move(self, row: Row, slot: int) -> Row:
         self._target.move(row.slot, slot)
@@ -222,14 +254,3 @@ class BatchDecoder:
         policies[row.slot], policies[slot] = policies[slot], policies[row.slot]
         row.slot = slot
         return row
-
-
-def _output(row: Row) -> RequestOutput:
-    return RequestOutput(
-        row.tokens[: row.prompt_length],
-        row.rule.token_ids,
-        row.rule.text,
-        "error" if row.error is not None else row.rule.finish_reason,
-        row.stats,
-        row.error,
-    )

@@ -60,19 +60,18 @@ class CachedRows:
 
     @torch.inference_mode()
     def advance(
-        self, slots: Sequence[int], sequences: Sequence[Sequence[int]], keep: Sequence[int]
+        self, slots: Sequence[int], new: Sequence[Sequence[int]], keep: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Bring the cache up to the sequences and return the logits after the last tokens of each.
+        """Feed the tokens that follow the covered ones; return the logits after the last ones of each.
 
         Args:
             slots: ascending.
-            sequences: one a slot, whole; its first `cover[slot]` tokens must be those fed before.
-            keep: one a slot, at most the tokens it does not cover yet.
+            new: one a slot, its sequence from position `cover[slot]` on.
+            keep: one a slot, at most the number of its new tokens.
 
         Returns:
             One [keep, V] a slot, raw.
         """
-        new = [whole[self.cover[slot] :] for slot, whole in zip(slots, sequences, strict=True)]
         logits: list[torch.Tensor] = [torch.empty(0)] * len(new)
         for group in like_lengths([len(tokens) for tokens in new]):
             kept = self._forward(

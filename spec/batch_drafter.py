@@ -11,6 +11,7 @@ import torch
 from .batch_cached import CachedRows
 from .batch_draws import RowsDraws
 from .batch_row import Row, blamed_on, check_token, sound
+from .spreading import spread
 
 
 class RowsDrafter(Protocol):
@@ -75,11 +76,9 @@ class ModelRowsDrafter:
         while rows := self._wanting_step(rows, depth := depth + 1):
             begun = time.perf_counter()
             slots = [row.slot for row in rows]
-            sequences = [[*row.tokens, *row.drafted] for row in rows]
-            fed = [
-                len(s) - self.cached.cover[slot] for s, slot in zip(sequences, slots, strict=True)
-            ]
-            logits = self.cached.advance(slots, sequences, [1] * len(rows))  # [1, V_draft] each
+            new = [row.uncovered(self.cached.cover[row.slot]) for row in rows]
+            fed = [len(tokens) for tokens in new]
+            logits = self.cached.advance(slots, new, [1] * len(rows))  # [1, V_draft] each
             drawn = self._draw(rows, logits, depth, draws)
             seconds = time.perf_counter() - begun
             for row, count in zip(rows, fed, strict=True):
@@ -123,19 +122,8 @@ class ModelRowsDrafter:
     def _law(self, row: Row, logits: torch.Tensor) -> torch.Tensor:
         """Return the law [1, V] of the row's next token."""
         return row.law.probs(
-            self._whole(logits),
+            spread(logits, self._kept, self._width),
             row.drafted,
             first=len(row.drafted),
             temperature_factor=self._temperature,
         )
-
-    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Spread [1, V_draft] over the target's vocabulary [1, V]; what is missing is impossible."""
-        if self._kept is None and logits.shape[-1] == self._width:
-            return logits
-        whole = logits.new_full((1, self._width), -torch.inf)
-        if self._kept is None:
-            whole[:, : logits.shape[-1]] = logits
-        else:
-            whole[:, self._kept] = logits
-        return whole

@@ -54,7 +54,7 @@ def decode_round_of_rows(
     forward = time.perf_counter()
     logits = target.advance(
         [row.slot for row in alive],
-        [[*row.tokens, *row.drafted] for row in alive],
+        [row.uncovered(target.cover[row.slot]) for row in alive],
         [len(row.drafted) + 1 for row in alive],
     )  # [γ+1, V] each
     verify_seconds = time.perf_counter() - forward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .law import TokenLaw
+from .output import RequestOutput, token_logprobs
 from .policy import LookaheadPolicy, RoundOutcome, RoundStart
-from .stats import DecodeStats
 from .stopping import StopRule
 
 
@@ -19,17 +19,16 @@ from .stopping import StopRule
 class Row:
     """A request while it is decoded. Everything that it draws or decides by is its own."""
 
-    index: int  # which prompt
+    place: int  # in the order of what was asked
+    output: RequestOutput  # fills up
+    logprobs: int | None  # how many of each token were asked for
     slot: int  # where its keys and values are
-    prompt_length: int
     tokens: list[int]  # committed, the prompt first; the last is fed by the next round
     end: int  # tokens at most
     law: TokenLaw
     rule: StopRule
     policy: LookaheadPolicy
     source: Any  # its chance, from a RowsDraws
-    stats: DecodeStats = field(default_factory=DecodeStats)
-    error: str | None = None
     # of the round in progress
     gamma: int = 0  # most to draft
     drafted: list[int] = field(default_factory=list)
@@ -39,7 +38,11 @@ class Row:
 
     @property
     def ended(self) -> bool:
-        return self.error is not None or self.rule.finish_reason is not None
+        return self.output.error is not None or self.rule.finish_reason is not None
+
+    def uncovered(self, cover: int) -> list[int]:
+        """Return what follows the first `cover` tokens, drafted ones included; the rest is not read."""
+        return [*self.tokens[cover:], *self.drafted[max(0, cover - len(self.tokens)) :]]
 
     def begin_round(self, draft_context: int) -> None:
         """Ask the policy how many to draft: the bonus fits below `end`, the draft below its context."""
@@ -59,16 +62,29 @@ class Row:
             return like.new_empty(0, like.shape[-1])
         return torch.cat(self.draft_laws).to(like)
 
-    def end_round(self, emitted: Sequence[int], outcome: RoundOutcome) -> None:
+    def end_round(self, emitted: list[int], outcome: RoundOutcome) -> None:
         """Take the round's tokens, up to where the output ends."""
+        self.law.commit(emitted)
         self.policy.end_round(outcome)
-        self.stats.add_round(outcome)
-        for token in emitted:
+        output = self.output
+        output.stats.add_round(outcome)
+        if self.logprobs is not None and output.logprobs is not None:
+            logprobs = token_logprobs(outcome.target_logits, emitted, self.logprobs)
+        for place, token in enumerate(emitted):
             self.tokens.append(token)
             self.rule.push(token)
+            if output.logprobs is not None:
+                output.logprobs.append(logprobs[place])
             if self.rule.finish_reason is not None:
+                output.stats.discarded += len(emitted) - place - 1
                 return
-        self.law.commit(emitted)
+
+    def finish(self) -> RequestOutput:
+        """Return the output as it ended."""
+        self.output.text = self.rule.text
+        failed = self.output.error is not None
+        self.output.finish_reason = "error" if failed else self.rule.finish_reason
+        return self.output
 
 
 @contextmanager
@@ -77,17 +93,12 @@ def blamed_on(row: Row) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        row.error = describe(error)
-
-
-def describe(error: Exception) -> str:
-    """Return what a user reads of an error."""
-    return f"{type(error).__name__}: {error}"
+        row.output.error = error
 
 
 def sound(rows: Iterable[Row]) -> list[Row]:
     """Return the rows without an error."""
-    return [row for row in rows if row.error is None]
+    return [row for row in rows if row.output.error is None]
 
 
 def check_token(token: int, width: int) -> int:

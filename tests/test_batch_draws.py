@@ -120,7 +120,7 @@ TARGET = RowsTableLM(random_table(seed=1).table)
 DRAFT = RowsTableLM(random_table(seed=2).table)
 ASKED = [
     SamplingParams(top_k=2, max_tokens=3),
-    SamplingParams(temperature=0.7, top_k=3, max_tokens=2),
+    SamplingParams(temperature=0.7, top_k=2, max_tokens=2),
 ]
 
 
@@ -138,7 +138,7 @@ def target_law(start: int, params: SamplingParams) -> dict[tuple[int, ...], floa
     return law
 
 
-@pytest.mark.parametrize("gammas", [(2, 1), (0, 1), (2, 0)], ids=str)
+@pytest.mark.parametrize("gammas", [(2, 1), (0, 1)], ids=str)
 def test_the_joint_law_of_two_rows_is_the_product_of_the_targets(gammas: tuple[int, int]) -> None:
     draws = SharedScript()
     decoder = SpeculativeDecoder(TARGET, None, ModelDrafter(DRAFT, width=4), OwnGamma(*gammas))
@@ -165,15 +165,16 @@ def test_a_biased_batch_is_caught() -> None:
             doubled = [0.5 * probs for probs in draft_probs]  # as if q were half of what it is
             return super().verify(target_probs, doubled, drafted, sources)
 
+    params = SamplingParams(max_tokens=2)
     draws = Lenient()
     decoder = SpeculativeDecoder(TARGET, None, ModelDrafter(DRAFT, width=4), FixedLookahead(1))
     batch = BatchDecoder(decoder, rows=1, draws=draws)
 
     def run(script: ScriptedDraws) -> tuple[int, ...]:
         draws.script = script
-        return (0, *batch.generate([[0]], ASKED[1])[0].token_ids)
+        return (0, *batch.generate([[0]], params)[0].token_ids)
 
-    law, expected = enumerate_law(run), target_law(0, ASKED[1])
+    law, expected = enumerate_law(run), target_law(0, params)
     assert max(abs(law[key] - expected.get(key, 0.0)) for key in law) > 1e-3
 
 

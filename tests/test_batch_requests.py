@@ -90,7 +90,7 @@ def test_b30_rows_finish_apart() -> None:
     outputs = batch.generate(PROMPTS[:2], [early, greedy(max_tokens=30)])
     assert outputs[0].token_ids == alone[0].token_ids[:2]
     assert outputs[1].token_ids == alone[1].token_ids
-    first, _ = next(batch.stream(PROMPTS[:2], [early, greedy(max_tokens=30)]))
+    first, _ = next(batch.as_ended(PROMPTS[:2], [early, greedy(max_tokens=30)]))
     assert first == 0
 
 
@@ -211,37 +211,75 @@ class Failing(FixedLookahead):
 )
 def test_an_error_in_one_row_leaves_the_others_alone(where: str) -> None:
     decoder = make_decoder(tiny_llama(), Failing(where))
-    outputs = BatchDecoder(decoder, rows=3).generate(PROMPTS[:3], greedy(max_tokens=8))
+    with pytest.warns(RuntimeWarning, match=r"prompts\[1\] failed"):
+        outputs = BatchDecoder(decoder, rows=3).generate(PROMPTS[:3], greedy(max_tokens=8))
     plain = decoder.with_lookahead(FixedLookahead(0)).generate(PROMPTS[:3], greedy(max_tokens=8))
     assert outputs[1].finish_reason == "error"
-    expected = "gamma must lie in" if where == "gamma" else f"RuntimeError: no {where}"
-    assert expected in (outputs[1].error or "")
+    assert ("gamma must lie in" if where == "gamma" else f"no {where}") in str(outputs[1].error)
     for row in (0, 2):
         assert outputs[row].token_ids == plain[row].token_ids
         assert outputs[row].error is None
 
 
-def test_wrong_requests_are_refused_by_themselves() -> None:
+def test_all_is_checked_before_any_work() -> None:
     model = tiny_llama(context=32)
     decoder = SpeculativeDecoder(model, None, ModelDrafter(model, width=260), FixedLookahead(2))
+    batch = BatchDecoder(decoder, rows=2)
+    model.forward = None  # any work would raise
     good = greedy(max_tokens=5)
-    prompts: list[Any] = [[1, 2], [], [3] * 32, [4, 260], "text", [5], [6, 7]]
-    outputs = BatchDecoder(decoder, rows=2).generate(
-        prompts,
-        [good, good, good, good, good, greedy(max_tokens=5, stop=("x",)), good],
-    )
-    reasons = [output.finish_reason for output in outputs]
-    assert reasons == ["length", *["error"] * 5, "length"]
-    for output, message in zip(
-        outputs[1:6],
-        ["at least one token", "context is 32", r"token ids in [0, 260)", "needs a tokenizer", "stop strings"],
-        strict=True,
-    ):  # fmt: skip
-        assert message in (output.error or "")
-    assert outputs[6].token_ids == decoder.generate([[6, 7]], good)[0].token_ids
-    assert BatchDecoder(decoder).generate([]) == []
+    wrong: list[tuple[Any, SamplingParams, str]] = [
+        ([], good, "at least one token"),
+        ([3] * 32, good, "context is 32"),
+        ([4, 260], good, r"token ids in \[0, 260\)"),
+        ("text", good, "needs a tokenizer"),
+        ([5], greedy(stop=("x",)), "stop strings"),
+    ]
+    for prompt, params, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            batch.generate([[1, 2], prompt], [good, params])
+    assert batch.generate([]) == []
     with pytest.raises(ValueError, match="rows must be an integer >= 1, got 0"):
         BatchDecoder(decoder, rows=0)
+
+
+def test_a_processor_that_raises_ends_its_own_row() -> None:
+    def refuse_long(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] > 9 and int(input_ids[0, 0]) == 7:
+            raise RuntimeError("too long for me")
+        return scores
+
+    decoder = make_decoder(tiny_llama(), FixedLookahead(3))
+    prompts, params = [[1, 2, 3], [7, 8], [4] * 9], greedy(max_tokens=12)
+    with pytest.warns(RuntimeWarning, match=r"prompts\[1\] failed: .*too long for me"):
+        outputs = BatchDecoder(decoder, rows=2).generate(
+            prompts, params, logits_processors=[refuse_long]
+        )
+    assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+    assert 0 < len(outputs[1].token_ids) < 12
+    for row in (0, 2):
+        assert outputs[row].token_ids == decoder.generate([prompts[row]], params)[0].token_ids
+    with pytest.raises(RuntimeError, match="too long"):  # nothing succeeded
+        BatchDecoder(decoder).generate([prompts[1]], params, logits_processors=[refuse_long])
+
+
+def test_penalties_samples_and_logprobs_are_those_of_single_decoding() -> None:
+    decoder = make_decoder(tiny_llama().double(), FixedLookahead(3))
+    params = SamplingParams(
+        n=2, seed=3, max_tokens=12, logprobs=2, repetition_penalty=1.2, frequency_penalty=0.3,
+        min_tokens=4, logit_bias={5: 2.0}, stop_token_ids=(10, 60, 90, 120, 200),
+    )  # fmt: skip
+    alone = decoder.generate(PROMPTS[:4], params)
+    together = BatchDecoder(decoder, rows=3).generate(PROMPTS[:4], params)
+    for single, row in zip(alone, together, strict=True):
+        assert len(row.outputs) == 2
+        for one, other in zip(single.outputs, row.outputs, strict=True):
+            assert other.token_ids == one.token_ids
+            assert (other.text, other.finish_reason) == (one.text, one.finish_reason)
+            assert other.stats.discarded == one.stats.discarded
+            assert [t.token_id for t in other.logprobs or ()] == other.token_ids
+            for a, b in zip(other.logprobs or (), one.logprobs or (), strict=True):
+                assert (a.rank, list(a.top)) == (b.rank, list(b.top))
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -257,13 +295,14 @@ def test_rows_of_nan_change_nothing_for_those_who_take_their_slots(temperature: 
         SamplingParams(temperature=temperature, seed=seed, max_tokens=length)
         for seed, length in enumerate((24, 3, 8, 3, 8))
     ]
-    outputs = BatchDecoder(decoder, rows=2).generate(prompts, params)
-    for prompt, own, output in zip(prompts, params, outputs, strict=True):
+    outputs = dict(BatchDecoder(decoder, rows=2).as_ended(prompts, params))
+    for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        output = outputs[index]
         if 200 not in prompt:
             assert output.token_ids == decoder.generate([prompt], own)[0].token_ids
         elif temperature > 0.0:  # the greedy law of NaN is a token like any other
             assert output.finish_reason == "error"
-            assert "not finite" in (output.error or "")
+            assert "not finite" in str(output.error)
 
 
 def test_models_whose_rows_cannot_share_a_forward_go_one_by_one() -> None:
@@ -275,11 +314,9 @@ def test_models_whose_rows_cannot_share_a_forward_go_one_by_one() -> None:
     decoder = make_decoder(stretched, FixedLookahead(2), draft=model)
     batch = BatchDecoder(decoder, rows=4)
     assert "dynamic rotary positions" in (batch.obstacle or "")
-    prompts: list[Any] = [*PROMPTS, [999]]
-    outputs = batch.generate(prompts, params)
+    outputs = batch.generate(PROMPTS, params)
     alone = decoder.generate(PROMPTS, params)
-    assert [o.token_ids for o in outputs[:-1]] == [o.token_ids for o in alone]
-    assert outputs[-1].finish_reason == "error"
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in alone]
 
 
 def test_the_rows_seconds_add_up_to_the_walls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,28 @@ def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
     return draft
 
 
+class ForcedTokens(torch.nn.Module):
+    """A model that says a script, one token after the other."""
+
+    def __init__(self, like: Any, script: list[int]) -> None:
+        super().__init__()
+        self.config, self.generation_config = like.config, like.generation_config
+        self.head = torch.nn.Linear(1, 260)
+        self.script = script
+
+    def forward(
+        self, input_ids: torch.Tensor, cache: Any, use_cache: bool, logits_to_keep: int
+    ) -> Any:
+        positions = [cache.cover + i for i in range(input_ids.shape[1])]
+        logits = torch.full((1, len(positions), 260), -9.0)
+        for row, position in enumerate(positions):
+            logits[0, row, self.script[position % len(self.script)]] = 9.0
+        return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
+
+    def get_output_embeddings(self) -> Any:
+        return self.head
+
+
 class TableLM(torch.nn.Module):
     """A causal LM whose logits are looked up by (position, token): its law is known exactly."""
 
