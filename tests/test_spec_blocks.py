@@ -35,6 +35,9 @@ class PointMass:
 
     def roll_back(self, length: int) -> None: ...
 
+    def for_rows(self, rows: int) -> Any:
+        raise ValueError("a point mass is proposed for one row at a time")
+
     def propose(
         self,
         tokens: Sequence[int],
