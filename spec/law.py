@@ -132,6 +132,8 @@ class TokenLaw:
 
     def _forbidden(self, drafted: Sequence[int], first: int, rows: int) -> list[tuple[int, int]]:
         """Return (row, token) of what may not come next, besides what may never come."""
+        if self._bad_words is None and self._generated + first >= self.params.min_tokens:
+            return []
         pairs = []
         for row in range(rows):
             early = self._generated + first + row < self.params.min_tokens
