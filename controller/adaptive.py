@@ -7,6 +7,7 @@ fate is open: non-anticipating by construction.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from ..data import History, signals
-from ..spec import RoundOutcome, RoundStart, SamplingParams
+from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import AdaptiveConfig, check_integer
 from .costs import OnlineCosts
 from .economics import RoundCosts, best_fixed_gamma, objective
@@ -150,6 +151,23 @@ class AdaptiveLookahead:
         self._prompt_unread = self._prompt_unread and not speculated
         self._behind = 1 if speculated else self._behind + 1
         self._since_plain = self._since_plain + 1 if speculated else 0
+
+    def for_rows(self, count: int) -> list[LookaheadPolicy]:
+        """Return policies for the rows of a batch that learn costs, price and acceptance together.
+
+        They start from what this one knows and leave it as it is: a batch has other costs. Each has its
+        own request: intercept, history and guard.
+        """
+        shared = copy.deepcopy(self)
+        rows: list[LookaheadPolicy] = []
+        for _ in range(count):
+            row = copy.copy(shared)
+            row._recentring = copy.copy(shared._recentring)  # shares the intercept across requests
+            row._guard = copy.copy(shared._guard)
+            row._solved = {}
+            row._begin_request(temperature=1.0, shared=True)
+            rows.append(row)
+        return rows
 
     def snapshot(self) -> dict[str, Any]:
         """Return what the policy believes now, for logs and reports: plain numbers."""

@@ -107,3 +107,6 @@ class TraceRecorder:
             )
         self._history.update(outcome)
         self.inner.end_round(outcome)
+
+    def for_rows(self, count: int) -> list[LookaheadPolicy]:
+        raise ValueError("traces are recorded one request at a time, not in a batch")

@@ -1,14 +1,12 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
+from .bad_words import with_token_ids
+from .batch import BatchDecoder
+from .batch_draws import RowByRow, RowsDraws, Together
+from .batch_padding import strip_padding
 from .cached import CachedModel
 from .cpu import settle_cpu
-from .decoder import (
-    RequestOutput,
-    SpeculativeDecoder,
-    load_drafter,
-    load_lookahead,
-    target_width,
-)
+from .decoder import SpeculativeDecoder
 from .draft_folder import (
     DraftInfo,
     cut_head,
@@ -18,20 +16,28 @@ from .draft_folder import (
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
+from .generation_config import default_params
+from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
+from .load_parts import load_drafter, load_lookahead
+from .output import RequestOutput, TokenLogprob
 from .packed import PackedLinear, pack_linears
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
+from .processors import Processor
 from .prompts import encode_text, render_chat
 from .round import decode_round
 from .rows import RowOutput, decode_rows, full_attention
-from .sampling import penalize_repetition, token_probs
+from .sampling import token_probs
 from .stats import DecodeStats
 from .stopping import eos_token_ids
+from .streaming import AsyncTextStream, TextStream
 from .verify import acceptance_prob, residual, verify
-from .vocabulary import check_same_vocabulary, vocabulary_size
+from .vocabulary import check_same_vocabulary, target_width, vocabulary_size
 
 __all__ = [
+    "AsyncTextStream",
+    "BatchDecoder",
     "CachedModel",
     "DecodeStats",
     "DraftInfo",
@@ -42,18 +48,26 @@ __all__ = [
     "LookaheadPolicy",
     "ModelDrafter",
     "PackedLinear",
+    "Processor",
     "Proposal",
     "RequestOutput",
     "RoundOutcome",
     "RoundStart",
+    "RowByRow",
     "RowOutput",
+    "RowsDraws",
     "SamplingParams",
     "SpeculativeDecoder",
+    "TextStream",
+    "Together",
+    "TokenLaw",
+    "TokenLogprob",
     "acceptance_prob",
     "check_same_vocabulary",
     "cut_head",
     "decode_round",
     "decode_rows",
+    "default_params",
     "encode_text",
     "eos_token_ids",
     "full_attention",
@@ -64,15 +78,16 @@ __all__ = [
     "load_tokenizer",
     "model_fingerprint",
     "pack_linears",
-    "penalize_repetition",
     "render_chat",
     "residual",
     "save_kept_tokens",
     "settle_cpu",
+    "strip_padding",
     "target_width",
     "text_hash",
     "token_probs",
     "tokenizer_hash",
     "verify",
     "vocabulary_size",
+    "with_token_ids",
 ]

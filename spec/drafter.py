@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
+from .batch_drafter import ModelRowsDrafter, RowsDrafter
 from .cached import CachedModel
 from .draws import Draws
-from .params import SamplingParams
+from .law import TokenLaw
 from .policy import LookaheadPolicy
-from .sampling import penalize_repetition, token_probs
+from .spreading import spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,13 +38,25 @@ class Drafter(Protocol):
         tokens: Sequence[int],
         gamma: int,
         policy: LookaheadPolicy,
-        params: SamplingParams,
+        law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
-        """Draft up to `gamma` tokens after `tokens`, asking the policy before each."""
+        """Draft up to `gamma` tokens after `tokens`, asking the policy before each.
+
+        Args:
+            tokens: the sequence so far. Read only what is new: a round must not cost more when it is long.
+            law: the request's, with `tokens` committed; a draft that obeys it is believed more often.
+        """
 
     def roll_back(self, length: int) -> None:
         """Forget all from position `length` on: those drafted tokens were not accepted."""
+
+    def for_rows(self, rows: int) -> RowsDrafter:
+        """Return a drafter of the same candidates for a batch of so many rows.
+
+        Raises:
+            ValueError: if its rows cannot be drafted together.
+        """
 
 
 class ModelDrafter:
@@ -67,7 +80,7 @@ class ModelDrafter:
         """
         self.cached = CachedModel(model, width=width if kept is None else None)
         self.context = self.cached.context
-        self._width = width
+        self.width = width
         self.kept = None if kept is None else kept.to(self.cached.device)
         self._temperature = temperature
 
@@ -80,37 +93,41 @@ class ModelDrafter:
         tokens: Sequence[int],
         gamma: int,
         policy: LookaheadPolicy,
-        params: SamplingParams,
+        law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
         drafted: list[int] = []
-        laws: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
         steps = 0
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
-            sequence = [*tokens, *drafted]
-            logits = self.cached.advance(sequence)  # [1, V_draft]
+            logits = self.cached.advance(self._uncovered(tokens, drafted))  # [1, V_draft]
             steps += 1
             if not policy.wants_token(depth, logits[0]):
                 break
-            logits = penalize_repetition(
-                self._whole(logits), params.repetition_penalty, sequence, ()
-            )
-            law = token_probs(logits, params, temperature_factor=self._temperature)  # [1, V]
-            drafted.append(draws.token(law[0]))
-            laws.append(law)
-        probs = torch.cat(laws) if laws else torch.empty(0, self._width)  # [γ, V]
+            row = law.probs(
+                spread(logits, self.kept, self.width),
+                drafted,
+                first=len(drafted),
+                temperature_factor=self._temperature,
+            )  # [1, V]
+            drafted.append(draws.token(row[0]))
+            rows.append(row)
+        probs = torch.cat(rows) if rows else torch.empty(0, self.width)  # [γ, V]
         return Proposal(drafted, probs, steps)
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)
 
-    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Spread a row [1, V_draft] over the target's vocabulary [1, V]; what is missing is impossible."""
-        if self.kept is None and logits.shape[-1] == self._width:
-            return logits
-        whole = logits.new_full((1, self._width), -torch.inf)
-        if self.kept is None:
-            whole[:, : logits.shape[-1]] = logits
-        else:
-            whole[:, self.kept] = logits
-        return whole
+    def _uncovered(self, tokens: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """Return the end of `tokens` and `drafted` that the cache does not hold; the rest is not read."""
+        beyond = max(0, self.cached.cover - len(tokens))
+        return [*tokens[self.cached.cover :], *drafted[beyond:]]
+
+    def for_rows(self, rows: int) -> RowsDrafter:
+        return ModelRowsDrafter(
+            self.cached.model,
+            rows=rows,
+            width=self.width,
+            kept=self.kept,
+            temperature=self._temperature,
+        )

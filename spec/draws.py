@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+SPREAD = 0x9E3779B1  # odd, near 2³² / golden ratio: multiples of it lie far apart modulo 2³²
+
 
 class Draws(Protocol):
     """Where chance enters."""
@@ -28,7 +30,8 @@ class GeneratorDraws:
         if seed is None:
             self.generator.seed()
         else:
-            self.generator.manual_seed(seed)
+            # The generator reads the low 32 bits only: seeds above them are folded in.
+            self.generator.manual_seed((seed ^ ((seed >> 32) * SPREAD)) & 0xFFFFFFFF)
 
     def token(self, probs: torch.Tensor) -> int:
         """Invert the cumulative law in float64: an index of probability 0 is never drawn."""

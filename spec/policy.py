@@ -8,6 +8,7 @@ fate is sealed, and has no way to withdraw one that was drawn.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +71,12 @@ class LookaheadPolicy(Protocol):
     def end_round(self, outcome: RoundOutcome) -> None:
         """Learn from the round."""
 
+    def for_rows(self, count: int) -> list[LookaheadPolicy]:
+        """Return `count` policies, one for each row of a batch; they may share what they learn.
+
+        All rows decide before any of them is told how the round ended.
+        """
+
 
 class FixedLookahead:
     """Drafts `gamma` tokens in every round; γ = 0 is plain decoding."""
@@ -93,6 +100,9 @@ class FixedLookahead:
 
     def end_round(self, outcome: RoundOutcome) -> None:
         pass
+
+    def for_rows(self, count: int) -> list[LookaheadPolicy]:
+        return [copy.copy(self) for _ in range(count)]
 
     def __repr__(self) -> str:
         return f"FixedLookahead({self.gamma_max})"

@@ -60,7 +60,7 @@ def recorded(decoder: SpeculativeDecoder, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-class Scripted:
+class Scripted(FixedLookahead):
     """A lookahead that answers from a script and notes every call."""
 
     gamma_max = 5

@@ -15,7 +15,7 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from toys import byte_tokenizer, tiny_gpt2, tiny_llama
+from toys import ForcedTokens, byte_tokenizer, noisy_copy, tiny_gpt2, tiny_llama
 
 PROMPTS = ["a", "Hello there", "日本語", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"]
 
@@ -30,17 +30,6 @@ class RandomLookahead(FixedLookahead):
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self.random.random() < 0.8
-
-
-def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
-    """A draft that is right about as often as it is wrong."""
-    draft = type(model)(model.config).eval()
-    draft.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in draft.parameters():
-            weight.add_(scale * weight.std() * torch.randn(weight.shape, generator=generator))
-    return draft
 
 
 def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:
@@ -90,7 +79,7 @@ def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 @pytest.mark.parametrize("offset", range(1, 12))
-def test_eos_ends_the_output_at_every_offset_of_a_block(gamma: int, offset: int) -> None:
+def test_b01_eos_ends_the_output_at_every_offset_of_a_block(gamma: int, offset: int) -> None:
     model = tiny_llama()
     plain = make_decoder(model, FixedLookahead(0)).generate("Hello", greedy(max_tokens=20))[0]
     end = plain.token_ids[offset]
@@ -100,12 +89,15 @@ def test_eos_ends_the_output_at_every_offset_of_a_block(gamma: int, offset: int)
     output = decoder.generate("Hello", greedy(max_tokens=20))[0]
     assert output.token_ids == expected
     assert output.finish_reason == "stop"
+    stream = decoder.stream("Hello", greedy(max_tokens=20))
+    assert "".join(stream) == output.text
+    assert stream.output.token_ids == expected
     ignoring = decoder.generate("Hello", greedy(max_tokens=20, ignore_eos=True))[0]
     assert ignoring.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-def test_max_tokens_at_every_offset_of_a_block(max_tokens: int) -> None:
+def test_b09_max_tokens_at_every_offset_of_a_block(max_tokens: int) -> None:
     model = tiny_llama()
     plain = make_decoder(model, FixedLookahead(0)).generate("Hello", greedy(max_tokens=12))[0]
     decoder = make_decoder(model, FixedLookahead(4), draft=model)
@@ -113,9 +105,10 @@ def test_max_tokens_at_every_offset_of_a_block(max_tokens: int) -> None:
     assert output.token_ids == plain.token_ids[:max_tokens]
     assert output.finish_reason == "length"
     assert output.stats.emitted == max_tokens  # nothing was drafted beyond the limit
+    assert output.stats.draft_steps == output.stats.drafted < max_tokens
 
 
-def test_stop_strings_over_token_and_block_edges() -> None:
+def test_b02_stop_strings_over_token_and_block_edges() -> None:
     model = tiny_llama()
     tokenizer = byte_tokenizer()
     text = "the cat sat on 日本 mats"
@@ -131,32 +124,12 @@ def test_stop_strings_over_token_and_block_edges() -> None:
             completing = len((text[: text.index(stop)] + stop).encode())  # one token a byte
             assert output.token_ids == script[:completing]
             assert "".join(decoder.stream([1], params)) == output.text
-
-
-class ForcedTokens(torch.nn.Module):
-    """A model that says a script, one token after the other."""
-
-    def __init__(self, like: Any, script: list[int]) -> None:
-        super().__init__()
-        self.config, self.generation_config = like.config, like.generation_config
-        self.head = torch.nn.Linear(1, 260)
-        self.script = script
-
-    def forward(
-        self, input_ids: torch.Tensor, cache: Any, use_cache: bool, logits_to_keep: int
-    ) -> Any:
-        positions = [cache.cover + i for i in range(input_ids.shape[1])]
-        logits = torch.full((1, len(positions), 260), -9.0)
-        for row, position in enumerate(positions):
-            logits[0, row, self.script[position % len(self.script)]] = 9.0
-        return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
-
-    def get_output_embeddings(self) -> Any:
-        return self.head
+            if gamma == 12 and completing > 10:  # full blocks, or the test would show nothing
+                assert output.stats.accepted / output.stats.rounds > 4
 
 
 @pytest.mark.parametrize("gamma", range(7))
-def test_streamed_characters_are_never_cut(gamma: int) -> None:
+def test_b86_streamed_characters_are_never_cut(gamma: int) -> None:
     text = "ゴ髙👩‍👩‍👧 é wordswithoutanyspaces http://a.b/c"
     script = byte_tokenizer().encode(text)
     model = ForcedTokens(tiny_llama(), script)
@@ -205,7 +178,7 @@ def test_padded_vocabularies_are_cut_to_the_tokenizer() -> None:
         assert max(output.token_ids) < 260
 
 
-def test_seed_reproduces_and_leaves_the_global_generator_alone() -> None:
+def test_b33_seed_reproduces_and_leaves_the_global_generator_alone() -> None:
     decoder = make_decoder(tiny_llama(), FixedLookahead(3))
 
     def say(seed: int | None) -> list[int]:
@@ -219,9 +192,10 @@ def test_seed_reproduces_and_leaves_the_global_generator_alone() -> None:
     assert say(7) == first
     assert len({tuple(say(seed)) for seed in range(10)}) >= 9
     assert say(None) != say(None)
+    assert say(7) != say(7 + 2**32)  # a generator of torch's reads 32 bits
 
 
-def test_repetition_penalty_of_the_generation_config_is_honoured() -> None:
+def test_b13_repetition_penalty_of_the_generation_config_is_honoured() -> None:
     model = tiny_llama()
     model.generation_config.repetition_penalty = 1.4
     decoder = make_decoder(model, FixedLookahead(4))
@@ -229,6 +203,10 @@ def test_repetition_penalty_of_the_generation_config_is_honoured() -> None:
     assert params.greedy
     assert params.repetition_penalty == 1.4
     output = decoder.generate("Hello", greedy(max_tokens=40, repetition_penalty=1.4))[0]
+    without = decoder.generate("Hello", greedy(max_tokens=40))[0]
+    assert output.token_ids != without.token_ids
+    model.generation_config.max_new_tokens = 40
+    assert decoder.generate("Hello")[0].token_ids == output.token_ids
     prompt = torch.tensor([output.prompt_token_ids])
     expected = model.generate(prompt, max_new_tokens=40, do_sample=False)[0, prompt.shape[1] :]
     assert output.token_ids == expected.tolist()

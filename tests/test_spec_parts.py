@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
     T5Config,
@@ -20,14 +21,15 @@ from foredraft.spec import (
     ModelDrafter,
     SamplingParams,
     SpeculativeDecoder,
+    TokenLaw,
     acceptance_prob,
     check_same_vocabulary,
     cut_head,
     decode_rows,
+    encode_text,
     load_causal_lm,
     load_kept_tokens,
     load_lookahead,
-    penalize_repetition,
     render_chat,
     residual,
     save_kept_tokens,
@@ -50,7 +52,7 @@ class Always:
         return int(probs.argmax())
 
 
-def test_residual_is_normalised_by_its_sum() -> None:
+def test_b09_residual_is_normalised_by_its_sum() -> None:
     p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
     assert residual(p, q).tolist() == pytest.approx([1.0, 0.0, 0.0])
     assert residual(p, p).tolist() == p.tolist()  # nothing left: p itself, never NaN
@@ -89,7 +91,14 @@ def test_draws_follow_the_law() -> None:
 def test_repetition_penalty_follows_each_positions_own_history() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 8, generator=generator)
-    ours = penalize_repetition(logits, 1.7, [1, 2, 1], [5, 6])
+    law = TokenLaw(
+        SamplingParams(repetition_penalty=1.7),
+        [1, 2, 1],
+        width=8,
+        eos_token_ids=(),
+        device=torch.device("cpu"),
+    )
+    ours = law.scores(logits, [5, 6])
     theirs = RepetitionPenaltyLogitsProcessor(1.7)
     for row, history in enumerate(([1, 2, 1], [1, 2, 1, 5], [1, 2, 1, 5, 6])):
         assert torch.equal(
@@ -109,7 +118,7 @@ def test_cached_logits_equal_fresh_ones_after_rollbacks(make_model: Any) -> None
         tokens = tokens[: cached.cover]
         tokens += torch.randint(0, 260, (1 + step % 5,), generator=generator).tolist()
         keep = len(tokens) - cached.cover
-        logits = cached.advance(tokens, keep)
+        logits = cached.advance(tokens[cached.cover :], keep)
         with torch.no_grad():
             fresh = model(torch.tensor([tokens])).logits[0, -keep:]
         torch.testing.assert_close(logits, fresh, rtol=1e-4, atol=1e-4)
@@ -120,7 +129,7 @@ def test_rolling_back_neither_allocates_nor_copies() -> None:
     cached.start([1, 2, 3], 64)
     pointer = cached._cache.layers[0].keys.data_ptr()
     for _ in range(50):
-        cached.advance([1, 2, 3, 4, 5, 6], 4 if cached.cover == 2 else 3)
+        cached.advance([1, 2, 3, 4, 5, 6][cached.cover :], 4 if cached.cover == 2 else 3)
         cached.roll_back(3)
     cached.start([4, 5], 32)  # a shorter sequence reuses the buffers
     assert cached._cache.layers[0].keys.data_ptr() == pointer
@@ -129,13 +138,13 @@ def test_rolling_back_neither_allocates_nor_copies() -> None:
 def test_stale_slots_change_nothing() -> None:
     cached = CachedModel(tiny_llama())
     cached.start([1, 2, 3, 4], 32)
-    expected = cached.advance([1, 2, 3, 4])
+    expected = cached.advance([4])
     cached.roll_back(3)
     for layer in cached._cache.layers:
         with torch.inference_mode():
             layer.keys[:, :, 3:] = 1e4
             layer.values[:, :, 3:] = 1e4
-    assert torch.equal(cached.advance([1, 2, 3, 4]), expected)
+    assert torch.equal(cached.advance([4]), expected)
 
 
 def test_models_that_cannot_roll_back_are_refused_by_name() -> None:
@@ -162,6 +171,22 @@ def test_models_that_cannot_roll_back_are_refused_by_name() -> None:
         ("repetition_penalty", 0.0),
         ("max_tokens", 0),
         ("max_tokens", True),
+        ("n", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", [(1, 2.0)]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"5": 1.0}),
+        ("logit_bias", {5: float("inf")}),
+        ("bad_words", ("",)),
+        ("bad_words", ((),)),
+        ("bad_words", ((1, -2),)),
+        ("bad_words", (3,)),
+        ("min_tokens", -1),
+        ("min_tokens", 257),
+        ("logprobs", -1),
+        ("include_stop_str_in_output", 1),
+        ("seed", 2**63),
         ("stop", ("",)),
         ("stop_token_ids", (-1,)),
         ("seed", -1),
@@ -256,15 +281,23 @@ def test_another_tokenizer_is_refused_by_the_first_id_that_differs() -> None:
     assert tokenizer_hash(one) != tokenizer_hash(other)
 
 
-def test_chat_prompts_have_exactly_one_bos() -> None:
+def test_b81_prompts_have_exactly_one_bos() -> None:
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = (
-        "{{ '<pad>' }}" + tokenizer.chat_template
-    )  # a template that writes BOS
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A", special_tokens=[("<pad>", 256)]
+    )  # a tokenizer that writes BOS, <pad> here, by itself
     messages = [{"role": "user", "content": "hi"}]
-    assert render_chat(tokenizer, messages).count(256) == 1
+    assert encode_text(tokenizer, "hi").count(256) == 1
+    template = tokenizer.chat_template
+    tokenizer.chat_template = "{{ '<pad>' }}" + template  # a template that writes BOS, too
+    chat = render_chat(tokenizer, messages)
+    assert chat.count(256) == 1
+    decoder = SpeculativeDecoder(tiny_llama(), tokenizer)
+    params = SamplingParams(temperature=0.0, max_tokens=2)
+    assert decoder.chat([messages], params)[0].prompt_token_ids == chat
+    assert decoder.generate("hi", params)[0].prompt_token_ids == encode_text(tokenizer, "hi")
     tokenizer.chat_template = None
-    assert tokenizer.decode(render_chat(tokenizer, messages)) == "hi"
+    assert render_chat(tokenizer, messages) == encode_text(tokenizer, "hi")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

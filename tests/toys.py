@@ -89,6 +89,39 @@ def tiny_gpt2(*, seed: int = 0, vocabulary: int = 260, layers: int = 2, context:
         return GPT2LMHeadModel(config).eval()
 
 
+def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
+    """A draft that is right about as often as it is wrong."""
+    draft = type(model)(model.config).eval()
+    draft.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(scale * weight.std() * torch.randn(weight.shape, generator=generator))
+    return draft
+
+
+class ForcedTokens(torch.nn.Module):
+    """A model that says a script, one token after the other."""
+
+    def __init__(self, like: Any, script: list[int]) -> None:
+        super().__init__()
+        self.config, self.generation_config = like.config, like.generation_config
+        self.head = torch.nn.Linear(1, 260)
+        self.script = script
+
+    def forward(
+        self, input_ids: torch.Tensor, cache: Any, use_cache: bool, logits_to_keep: int
+    ) -> Any:
+        positions = [cache.cover + i for i in range(input_ids.shape[1])]
+        logits = torch.full((1, len(positions), 260), -9.0)
+        for row, position in enumerate(positions):
+            logits[0, row, self.script[position % len(self.script)]] = 9.0
+        return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
+
+    def get_output_embeddings(self) -> Any:
+        return self.head
+
+
 class TableLM(torch.nn.Module):
     """A causal LM whose logits are looked up by (position, token): its law is known exactly."""
 
@@ -110,9 +143,25 @@ class TableLM(torch.nn.Module):
         return SimpleNamespace(weight=self.table[0])
 
 
+class RowsTableLM(TableLM):
+    """A table model whose rows stand at positions of their own."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache: Any,
+        use_cache: bool,
+        logits_to_keep: int,
+    ) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table[position_ids, input_ids][:, -logits_to_keep:])
+
+
 class _TableConfig:
     is_encoder_decoder = False
     model_type = "table"
+    _attn_implementation = "eager"  # none at all: a mask of any shape does
     num_hidden_layers = 0
 
     def __init__(self, context: int, vocabulary: int) -> None:
