@@ -45,6 +45,7 @@ def decode_round(
         proposal = drafter.propose(tokens, gamma, policy, params, draws)
     drafted = time.perf_counter()
 
+    target.encode_for(len(tokens) + len(proposal.tokens))
     logits = target.advance([*tokens, *proposal.tokens], keep=len(proposal.tokens) + 1)  # [γ+1, V]
     verified = time.perf_counter()
     target_probs = token_probs(
