@@ -14,6 +14,7 @@ from ..spec import (
     RoundOutcome,
     SamplingParams,
     SpeculativeDecoder,
+    TokenLaw,
     decode_round,
 )
 from .config import LatencyConfig, check_integer
@@ -82,11 +83,18 @@ def _rounds_of(
     tokens = [prompt[index % len(prompt)] for index in range(context_length)]
     target.start(tokens, capacity)
     drafter.reset(capacity)
-    params, draws = SamplingParams(temperature=0.0), GeneratorDraws(0)
+    draws = GeneratorDraws(0)
+    law = TokenLaw(
+        SamplingParams(temperature=0.0),
+        tokens,
+        width=drafter.width,
+        eos_token_ids=(),
+        device=target.device,
+    )
 
     def run(gamma: int) -> RoundOutcome:
         policy = FixedLookahead(gamma)
-        _, outcome = decode_round(tokens, target, drafter, policy, params, draws, gamma_limit=gamma)
+        _, outcome = decode_round(tokens, target, drafter, policy, law, draws, gamma_limit=gamma)
         target.roll_back(context_length - 1)
         drafter.roll_back(context_length - 1)
         return outcome

@@ -1,14 +1,9 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
+from .bad_words import with_token_ids
 from .cached import CachedModel
 from .cpu import settle_cpu
-from .decoder import (
-    RequestOutput,
-    SpeculativeDecoder,
-    load_drafter,
-    load_lookahead,
-    target_width,
-)
+from .decoder import SpeculativeDecoder
 from .draft_folder import (
     DraftInfo,
     cut_head,
@@ -18,19 +13,26 @@ from .draft_folder import (
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
+from .generation_config import default_params
+from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
+from .load_parts import load_drafter, load_lookahead
+from .output import RequestOutput, TokenLogprob
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
+from .processors import Processor
 from .prompts import encode_text, render_chat
 from .round import decode_round
 from .rows import decode_rows, full_attention
-from .sampling import penalize_repetition, token_probs
+from .sampling import token_probs
 from .stats import DecodeStats
 from .stopping import eos_token_ids
+from .streaming import AsyncTextStream, TextStream
 from .verify import acceptance_prob, residual, verify
-from .vocabulary import check_same_vocabulary, vocabulary_size
+from .vocabulary import check_same_vocabulary, target_width, vocabulary_size
 
 __all__ = [
+    "AsyncTextStream",
     "CachedModel",
     "DecodeStats",
     "DraftInfo",
@@ -40,17 +42,22 @@ __all__ = [
     "GeneratorDraws",
     "LookaheadPolicy",
     "ModelDrafter",
+    "Processor",
     "Proposal",
     "RequestOutput",
     "RoundOutcome",
     "RoundStart",
     "SamplingParams",
     "SpeculativeDecoder",
+    "TextStream",
+    "TokenLaw",
+    "TokenLogprob",
     "acceptance_prob",
     "check_same_vocabulary",
     "cut_head",
     "decode_round",
     "decode_rows",
+    "default_params",
     "encode_text",
     "eos_token_ids",
     "full_attention",
@@ -60,7 +67,6 @@ __all__ = [
     "load_lookahead",
     "load_tokenizer",
     "model_fingerprint",
-    "penalize_repetition",
     "render_chat",
     "residual",
     "save_kept_tokens",
@@ -71,4 +77,5 @@ __all__ = [
     "tokenizer_hash",
     "verify",
     "vocabulary_size",
+    "with_token_ids",
 ]

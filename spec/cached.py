@@ -60,26 +60,26 @@ class CachedModel:
             self.advance(tokens[:-1])
 
     @torch.inference_mode()
-    def advance(self, tokens: Sequence[int], keep: int = 1) -> torch.Tensor:
-        """Bring the cache up to `tokens` and return the logits after each of the last `keep` tokens.
+    def advance(self, new: Sequence[int], keep: int = 1) -> torch.Tensor:
+        """Feed the tokens that follow the covered ones; return the logits after each of the last `keep`.
 
         Args:
-            tokens: the whole sequence; its first `cover` tokens must be those fed before.
-            keep: at most the number of tokens not covered yet.
+            new: the sequence from position `cover` on.
+            keep: at most the number of new tokens.
 
         Returns:
             [keep, V], raw.
         """
-        new = tokens[self.cover :]
         assert 1 <= keep <= len(new), f"keep = {keep} of {len(new)} new tokens"
-        assert len(tokens) <= self._cache.capacity, "the sequence outgrew its cache"
+        end = self.cover + len(new)
+        assert end <= self._cache.capacity, "the sequence outgrew its cache"
         logits = self.model(
-            input_ids=torch.tensor([new], device=self.device),
+            input_ids=torch.tensor([list(new)], device=self.device),
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_argument: self._cache},
         ).logits[0]  # [keep, V]
-        self._cache.cover = len(tokens)
+        self._cache.cover = end
         return logits[:, : self.width]  # type: ignore[no-any-return]
 
     def roll_back(self, length: int) -> None:
@@ -177,11 +177,11 @@ def try_rollback(model: Any) -> None:
     trial.reset(length)
     try:
         trial.advance(tokens[:kept])
-        single = [trial.advance(tokens[: end + 1]) for end in range(kept, length)]
+        single = [trial.advance([token]) for token in tokens[kept:]]
         trial.roll_back(kept)
-        trial.advance([*tokens[:kept], *other[kept:]])
+        trial.advance(other[kept:])
         trial.roll_back(kept)
-        block = trial.advance(tokens, keep=length - kept).float()  # [length - kept, V]
+        block = trial.advance(tokens[kept:], keep=length - kept).float()  # [length - kept, V]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

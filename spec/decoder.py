@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
+import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .cached import CachedModel
-from .draft_folder import DraftInfo, cut_head, load_kept_tokens
-from .drafter import Drafter, ModelDrafter
-from .draws import Draws, GeneratorDraws
-from .fingerprint import model_fingerprint, tokenizer_hash
+from .drafter import Drafter
+from .draws import GeneratorDraws
+from .generation_config import default_params
+from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
+from .load_parts import load_drafter, load_lookahead
+from .output import RequestOutput, token_logprobs
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy
-from .prompts import encode_text, render_chat
+from .processors import Processor
+from .prompts import render_chat
+from .request import Prompt, Request, as_list, check_request, vocabulary_width
 from .round import decode_round
 from .stats import DecodeStats
 from .stopping import StopRule, eos_token_ids
-from .vocabulary import check_same_vocabulary, vocabulary_size
+from .streaming import AsyncTextStream, TextStream, Turn
+from .vocabulary import target_width
 
-Prompt = str | Sequence[int]
 DEFAULT_GAMMA = 4  # where a draft is given and no lookahead
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """What came of one prompt."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int] = field(default_factory=list)  # the end token included, nothing after it
-    text: str = ""  # without the end token and the stop string
-    finish_reason: str | None = None  # "stop" or "length"
-    stats: DecodeStats = field(default_factory=DecodeStats)
 
 
 class SpeculativeDecoder:
     """Decodes with a target, and faster with a drafter, without changing what the target says.
 
-    Not thread-safe: one request at a time.
+    Serves one request at a time: calls from several threads wait for each other, and a call while the
+    same thread still reads a stream raises RuntimeError.
     """
 
     def __init__(
@@ -67,6 +60,11 @@ class SpeculativeDecoder:
         if lookahead is None:
             lookahead = FixedLookahead(DEFAULT_GAMMA if drafter is not None else 0)
         self.lookahead = lookahead
+        self._turn = Turn()
+        if tokenizer is not None:
+            # Truncation and padding are state of a fast tokenizer: set once here, they are never
+            # changed again under a request of another thread ("Already borrowed").
+            tokenizer("")
 
     @classmethod
     def from_pretrained(
@@ -103,80 +101,179 @@ class SpeculativeDecoder:
         """Return a decoder with another lookahead that shares models and caches with this one."""
         other = object.__new__(type(self))
         other.target, other.tokenizer, other.drafter = self.target, self.tokenizer, self.drafter
-        other.lookahead = lookahead
+        other.lookahead, other._turn = lookahead, self._turn
         return other
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
     ) -> list[RequestOutput]:
         """Decode each prompt and return one output for each, in order.
+
+        All prompts and parameters are checked before any work. What goes wrong later in one of several
+        prompts is a warning and that output's `error`, and the others go on; where nothing succeeds, the
+        first error is raised.
 
         Args:
             prompts: texts or lists of token ids, or one of them.
             params: None takes the model's own generation config. With a seed, prompt i uses seed + i.
+            logits_processors: transformers LogitsProcessors or other callables that take input_ids [1, L]
+                and scores [1, V] and return scores; with state or without, see `ProcessorChain`.
+
+        Raises:
+            ValueError: naming what is asked for and cannot be done.
         """
-        params = params or self.default_params()
-        outputs = []
-        for index, prompt in enumerate(_as_list(prompts)):
-            output = RequestOutput(self._encode(prompt))
-            seed = None if params.seed is None else params.seed + index
-            for _ in self._decode(output, params, GeneratorDraws(seed)):
-                pass
-            outputs.append(output)
-        return outputs
+        requests = [
+            self._request(prompt, params, logits_processors, f"prompts[{index}]: ")
+            for index, prompt in enumerate(as_list(prompts))
+        ]
+        results: list[RequestOutput] = []
+        with self._turn.taken():
+            for index, request in enumerate(requests):
+                outputs = [self._decode_whole(request, index, k) for k in range(request.params.n)]
+                outputs[0].others = outputs[1:]
+                results.append(outputs[0])
+        errors = [(i, each.error) for i, result in enumerate(results) for each in result.outputs]
+        failed = [(index, error) for index, error in errors if error is not None]
+        if failed and len(failed) == len(errors):
+            raise failed[0][1]
+        for index, error in failed:
+            warnings.warn(f"prompts[{index}] failed: {error!r}", RuntimeWarning, stacklevel=2)
+        return results
 
     def chat(
         self,
         conversations: Sequence[Sequence[Mapping[str, str]]],
         params: SamplingParams | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
     ) -> list[RequestOutput]:
         """Answer conversations, each a list of {"role": …, "content": …}, through the chat template."""
-        return self.generate([render_chat(self.tokenizer, chat) for chat in conversations], params)
+        prompts = [render_chat(self.tokenizer, chat) for chat in conversations]
+        return self.generate(prompts, params, logits_processors=logits_processors)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """Yield the output's text piece by piece, never half a character; joined it is the output's text."""
-        params = params or self.default_params()
-        output = RequestOutput(self._encode(prompt))
-        yield from filter(None, self._decode(output, params, GeneratorDraws(params.seed)))
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
+    ) -> TextStream:
+        """Return the output's text piece by piece, never half a character; its `output` fills up meanwhile.
 
-    def default_params(self) -> SamplingParams:
-        """Return what the target's own generation config asks for."""
-        config = self.target.model.generation_config
-        sampled = bool(config.do_sample)
-        return SamplingParams(
-            temperature=(1.0 if config.temperature is None else config.temperature) * sampled,
-            top_k=(config.top_k or 0) if sampled else 0,
-            top_p=(config.top_p or 1.0) if sampled else 1.0,
-            min_p=(config.min_p or 0.0) if sampled else 0.0,
-            repetition_penalty=config.repetition_penalty or 1.0,
-            max_tokens=config.max_new_tokens or SamplingParams().max_tokens,
-        )
+        Closing or dropping the stream stops decoding. Errors are raised where they happen.
 
-    def _decode(self, output: RequestOutput, params: SamplingParams, draws: Draws) -> Iterator[str]:
+        Raises:
+            ValueError: naming what is asked for and cannot be done, `n` above 1 included.
+        """
+        return self._stream(prompt, params, logits_processors, reader=None)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        logits_processors: Sequence[Processor] = (),
+    ) -> AsyncTextStream:
+        """Return `stream` for an event loop: `async for piece in decoder.astream(prompt)`.
+
+        Each stream decodes in a thread of its own; several take turns, a whole output each. Cancelling
+        the task that reads, or `aclose()`, stops decoding.
+        """
+        stream = self._stream(prompt, params, logits_processors, reader=threading.get_ident())
+        return AsyncTextStream(stream)
+
+    def default_params(self, prompt_length: int = 0) -> SamplingParams:
+        """Return what the target's own generation config asks for; see `generation_config.default_params`."""
+        return default_params(self.target.model.generation_config, prompt_length)
+
+    def _stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        processors: Sequence[Processor],
+        reader: int | None,
+    ) -> TextStream:
+        request = self._request(prompt, params, processors)
+        if request.params.n != 1:
+            raise ValueError(f"n must be 1 in a stream, got {request.params.n}")
+        output = RequestOutput(list(request.tokens))
+        draws = GeneratorDraws(request.params.seed)
+        return TextStream(output, lambda out: self._decode(out, request, draws), self._turn, reader)
+
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        processors: Sequence[Processor],
+        name: str = "",
+    ) -> Request:
+        return check_request(self.target, self.tokenizer, prompt, params, processors, name)
+
+    def _decode_whole(self, request: Request, index: int, sample: int) -> RequestOutput:
+        """Return the output of a prompt, or one that holds the error."""
+        seed = request.params.seed
+        if seed is not None:
+            seed += index + (
+                sample << 32
+            )  # seeds of a prompt's outputs lie far from its neighbours'
+        output = RequestOutput(list(request.tokens))
+        try:
+            for _ in self._decode(output, request, GeneratorDraws(seed)):
+                pass
+        except Exception as error:
+            output.finish_reason, output.error = "error", error
+        return output
+
+    def _decode(
+        self, output: RequestOutput, request: Request, draws: GeneratorDraws
+    ) -> Iterator[str]:
         """Yield pieces of text while `output` fills up."""
-        tokens = list(output.prompt_token_ids)
+        params, tokens = request.params, list(request.tokens)
         end = min(len(tokens) + params.max_tokens, self.target.context)
-        rule = StopRule(params, eos_token_ids(self.target.model), self.tokenizer, end - len(tokens))
-        self._prefill(tokens, end, output.stats)
-        self.lookahead.begin_request(params)
-        while rule.finish_reason is None:
-            emitted, outcome = decode_round(
-                tokens,
-                self.target,
-                self.drafter,
-                self.lookahead,
-                params,
-                draws,
-                gamma_limit=self._gamma_limit(len(tokens), end),
-            )
-            output.stats.add_round(outcome)
-            for token in emitted:
-                tokens.append(token)
-                yield rule.push(token)
-                if rule.finish_reason is not None:
-                    break
-        output.token_ids, output.text = rule.token_ids, rule.text
-        output.finish_reason = rule.finish_reason
+        ends = eos_token_ids(self.target.model)
+        rule = StopRule(params, ends, self.tokenizer, end - len(tokens))
+        law = TokenLaw(
+            params,
+            tokens,
+            width=vocabulary_width(self.target),
+            eos_token_ids=ends,
+            device=self.target.device,
+            processors=request.processors,
+        )
+        output.token_ids = rule.token_ids
+        output.logprobs = None if params.logprobs is None else []
+        try:
+            self._prefill(tokens, end, output.stats)
+            self.lookahead.begin_request(params)
+            while rule.finish_reason is None:
+                emitted, outcome = decode_round(
+                    tokens,
+                    self.target,
+                    self.drafter,
+                    self.lookahead,
+                    law,
+                    draws,
+                    gamma_limit=self._gamma_limit(len(tokens), end),
+                )
+                output.stats.add_round(outcome)
+                if output.logprobs is not None and params.logprobs is not None:
+                    logprobs = token_logprobs(outcome.target_logits, emitted, params.logprobs)
+                for place, token in enumerate(emitted):
+                    tokens.append(token)
+                    piece = rule.push(token)
+                    if output.logprobs is not None:
+                        output.logprobs.append(logprobs[place])
+                    if rule.finish_reason is not None:
+                        output.stats.discarded += len(emitted) - place - 1
+                    yield piece
+                    if rule.finish_reason is not None:
+                        break
+        finally:
+            output.text, output.finish_reason = rule.text, rule.finish_reason
 
     def _prefill(self, tokens: list[int], end: int, stats: DecodeStats) -> None:
         """Cover all but the last prompt token: the first round feeds that one."""
@@ -193,86 +290,3 @@ class SpeculativeDecoder:
         room = self.target.room(length)
         limit = min(end - length - 1, self.drafter.context - length)
         return max(0, limit if room is None else min(limit, room))
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt: text needs a tokenizer, and the decoder has none")
-            prompt = encode_text(self.tokenizer, prompt)
-        tokens = [int(token) for token in prompt]
-        if not tokens:
-            raise ValueError("prompt must have at least one token, got none")
-        if len(tokens) >= self.target.context:
-            raise ValueError(
-                f"prompt has {len(tokens)} tokens; the target's context is {self.target.context}, "
-                f"so at most {self.target.context - 1} are allowed"
-            )
-        top = self.target.width or self.target.model.config.get_text_config().vocab_size
-        if not all(0 <= token < top for token in tokens):
-            raise ValueError(f"prompt must have token ids in [0, {top}), got {tokens}")
-        return tokens
-
-
-def target_width(target: Any, tokenizer: Any) -> int:
-    """Return V: the head's rows, less the padding above the tokenizer's last id."""
-    rows = int(target.get_output_embeddings().weight.shape[0])
-    return rows if tokenizer is None else min(rows, vocabulary_size(tokenizer))
-
-
-def load_drafter(
-    name: str, tokenizer: Any, *, width: int, device: str = "cpu", dtype: str = "float32"
-) -> ModelDrafter:
-    """Load a draft model and check it against the target's tokenizer; cut its head where it was trained so.
-
-    Raises:
-        ValueError: if the draft means something else by a token id, or its folder is not whole.
-    """
-    info = DraftInfo.load(name)
-    if info is None or info.tokenizer_hash != tokenizer_hash(tokenizer):
-        check_same_vocabulary(tokenizer, load_tokenizer(name))
-    model = load_causal_lm(name, device=device, dtype=dtype)
-    kept = None if info is None else load_kept_tokens(name, info)
-    if kept is not None:
-        cut_head(model, kept)
-    temperature = 1.0 if info is None else info.draft_temperature
-    return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
-
-
-def load_lookahead(
-    lookahead: LookaheadPolicy | int | str | Path | None, target: Any = None, draft: Any = None
-) -> LookaheadPolicy | None:
-    """Return the policy that is meant: a fixed γ, the policy in a folder, or the object itself.
-
-    Args:
-        target, draft: the models in use; a folder made with others is refused. None: not checked.
-
-    Raises:
-        ValueError: if the folder holds no lookahead, one for other models or another machine, or one
-            that nothing installed can load.
-    """
-    if isinstance(lookahead, int):
-        return FixedLookahead(lookahead)
-    if not isinstance(lookahead, str | Path):
-        return lookahead
-    description = Path(lookahead) / "lookahead.json"
-    if not description.is_file():
-        raise ValueError(f"lookahead: {lookahead} has no lookahead.json")
-    kind = json.loads(description.read_text()).get("policy")
-    loaders = {
-        point.name: point for point in importlib.metadata.entry_points(group="foredraft.lookahead")
-    }
-    if kind not in loaders:
-        raise ValueError(f"{description}: policy must be one of {sorted(loaders)}, got {kind!r}")
-    prints = {
-        name: None if model is None else model_fingerprint(model)
-        for name, model in (("target", target), ("draft", draft))
-    }
-    policy: LookaheadPolicy = loaders[kind].load()(lookahead, **prints)
-    return policy
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Tell one prompt from several: a text, or a flat list of ids, is one."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]

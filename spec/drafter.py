@@ -10,9 +10,11 @@ import torch
 
 from .cached import CachedModel
 from .draws import Draws
-from .params import SamplingParams
+from .law import TokenLaw
 from .policy import LookaheadPolicy
-from .sampling import penalize_repetition, token_probs
+from .sampling import precision
+
+MISSING = -1e30  # logit of what a draft cannot say: of probability 0 unless nothing else is allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,10 +39,15 @@ class Drafter(Protocol):
         tokens: Sequence[int],
         gamma: int,
         policy: LookaheadPolicy,
-        params: SamplingParams,
+        law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
-        """Draft up to `gamma` tokens after `tokens`, asking the policy before each."""
+        """Draft up to `gamma` tokens after `tokens`, asking the policy before each.
+
+        Args:
+            tokens: the sequence so far. Read only what is new: a round must not cost more when it is long.
+            law: the request's, with `tokens` committed; a draft that obeys it is believed more often.
+        """
 
     def roll_back(self, length: int) -> None:
         """Forget all from position `length` on: those drafted tokens were not accepted."""
@@ -67,7 +74,7 @@ class ModelDrafter:
         """
         self.cached = CachedModel(model, width=width if kept is None else None)
         self.context = self.cached.context
-        self._width = width
+        self.width = width
         self.kept = None if kept is None else kept.to(self.cached.device)
         self._temperature = temperature
 
@@ -80,37 +87,44 @@ class ModelDrafter:
         tokens: Sequence[int],
         gamma: int,
         policy: LookaheadPolicy,
-        params: SamplingParams,
+        law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
         drafted: list[int] = []
-        laws: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
         steps = 0
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
-            sequence = [*tokens, *drafted]
-            logits = self.cached.advance(sequence)  # [1, V_draft]
+            self.cached.encode_for(len(tokens) + len(drafted))
+            logits = self.cached.advance(self._uncovered(tokens, drafted))  # [1, V_draft]
             steps += 1
             if not policy.wants_token(depth, logits[0]):
                 break
-            logits = penalize_repetition(
-                self._whole(logits), params.repetition_penalty, sequence, ()
-            )
-            law = token_probs(logits, params, temperature_factor=self._temperature)  # [1, V]
-            drafted.append(draws.token(law[0]))
-            laws.append(law)
-        probs = torch.cat(laws) if laws else torch.empty(0, self._width)  # [γ, V]
+            row = law.probs(
+                self._whole(logits),
+                drafted,
+                first=len(drafted),
+                temperature_factor=self._temperature,
+            )  # [1, V]
+            drafted.append(draws.token(row[0]))
+            rows.append(row)
+        probs = torch.cat(rows) if rows else torch.empty(0, self.width)  # [γ, V]
         return Proposal(drafted, probs, steps)
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)
 
+    def _uncovered(self, tokens: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """Return the end of `tokens` and `drafted` that the cache does not hold; the rest is not read."""
+        beyond = max(0, self.cached.cover - len(tokens))
+        return [*tokens[self.cached.cover :], *drafted[beyond:]]
+
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Spread a row [1, V_draft] over the target's vocabulary [1, V]; what is missing is impossible."""
-        if self.kept is None and logits.shape[-1] == self._width:
+        """Spread a row [1, V_draft] over the target's vocabulary [1, V]; see MISSING."""
+        if self.kept is None and logits.shape[-1] == self.width:
             return logits
-        whole = logits.new_full((1, self._width), -torch.inf)
+        whole = logits.new_full((1, self.width), MISSING, dtype=precision(logits))
         if self.kept is None:
             whole[:, : logits.shape[-1]] = logits
         else:
-            whole[:, self.kept] = logits
+            whole[:, self.kept] = logits.to(whole)
         return whole

@@ -10,9 +10,8 @@ import torch
 from .cached import CachedModel
 from .drafter import Drafter, Proposal
 from .draws import Draws
-from .params import SamplingParams
+from .law import TokenLaw
 from .policy import LookaheadPolicy, RoundOutcome, RoundStart
-from .sampling import penalize_repetition, token_probs
 from .verify import verify
 
 
@@ -22,7 +21,7 @@ def decode_round(
     target: CachedModel,
     drafter: Drafter | None,
     policy: LookaheadPolicy,
-    params: SamplingParams,
+    law: TokenLaw,
     draws: Draws,
     *,
     gamma_limit: int,
@@ -30,7 +29,9 @@ def decode_round(
     """Return the tokens that follow `tokens`, between 1 and γ + 1 of them, and how the round went.
 
     Args:
-        tokens: the sequence so far; all but its last token are in the target's cache.
+        tokens: the sequence so far; all but its last token are in the target's cache. What is
+            covered is not read, so a round costs the same at every length.
+        law: of the request, with `tokens` committed; the tokens returned are committed to it.
         gamma_limit: most tokens that may be drafted.
     """
     begun = time.perf_counter()
@@ -42,18 +43,19 @@ def decode_round(
     if drafter is None or gamma == 0:
         proposal = Proposal([], torch.empty(0, target.width or 0), steps=0)
     else:
-        proposal = drafter.propose(tokens, gamma, policy, params, draws)
+        proposal = drafter.propose(tokens, gamma, policy, law, draws)
     drafted = time.perf_counter()
 
     target.encode_for(len(tokens) + len(proposal.tokens))
-    logits = target.advance([*tokens, *proposal.tokens], keep=len(proposal.tokens) + 1)  # [γ+1, V]
+    new = [*tokens[target.cover :], *proposal.tokens]
+    logits = target.advance(new, keep=len(proposal.tokens) + 1)  # [γ+1, V]
     verified = time.perf_counter()
-    target_probs = token_probs(
-        penalize_repetition(logits, params.repetition_penalty, tokens, proposal.tokens), params
-    )  # [γ+1, V]
+    target_probs = law.probs(logits, proposal.tokens)  # [γ+1, V]
     draft_probs = proposal.probs.to(target_probs)  # [γ, V]
     accepted, last = verify(target_probs, draft_probs, proposal.tokens, draws)
 
+    emitted = [*proposal.tokens[:accepted], last]
+    law.commit(emitted)
     length = len(tokens) + accepted  # the last token is pending: the next round feeds it
     target.roll_back(length)
     if drafter is not None:
@@ -70,4 +72,4 @@ def decode_round(
         draft_probs=draft_probs,
     )
     policy.end_round(outcome)
-    return [*proposal.tokens[:accepted], last], outcome
+    return emitted, outcome

@@ -21,6 +21,10 @@ from .params import SamplingParams
 from .sampling import token_probs
 
 PREFILL = 8  # prompts computed together
+UNSUPPORTED = (
+    "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
+    "min_tokens", "stop", "include_stop_str_in_output", "logprobs",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -112,8 +116,9 @@ def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]])
     refuse_without_rollback(model)
     if not full_attention(model):
         raise ValueError(f"{type(model).__name__}: rows of different length need full attention")
-    if params.repetition_penalty != 1.0 or params.stop:
-        raise ValueError("repetition_penalty and stop are not supported when decoding many rows")
+    for name in UNSUPPORTED:
+        if (value := getattr(params, name)) != getattr(SamplingParams(), name):
+            raise ValueError(f"{name} is not supported when decoding many rows, got {value!r}")
     room = context_length(model) - 1
     for index, prompt in enumerate(prompts):
         if not 1 <= len(prompt) <= room:

@@ -5,8 +5,6 @@ Greedy is the one-hot law: it passes through the same verifier as everything els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from .params import SamplingParams
@@ -29,8 +27,8 @@ def token_probs(
     """
     if params.greedy:
         best = logits.argmax(-1, keepdim=True)  # [N, 1]
-        return torch.zeros_like(logits, dtype=_precision(logits)).scatter_(-1, best, 1.0)
-    logits = logits.to(_precision(logits)) / (params.temperature * temperature_factor)
+        return torch.zeros_like(logits, dtype=precision(logits)).scatter_(-1, best, 1.0)
+    logits = logits.to(precision(logits)) / (params.temperature * temperature_factor)
     if 0 < params.top_k < logits.shape[-1]:
         smallest = logits.topk(params.top_k, -1).values[:, -1:]  # [N, 1]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
@@ -51,29 +49,19 @@ def _filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     return logits.masked_fill(torch.zeros_like(removed).scatter_(-1, index, removed), -torch.inf)
 
 
-def penalize_repetition(
-    logits: torch.Tensor, penalty: float, seen: Sequence[int], drafted: Sequence[int]
-) -> torch.Tensor:
-    """Return logits with the repetition penalty of each position's own history.
+def penalize_repetition(logits: torch.Tensor, penalty: float, seen: torch.Tensor) -> torch.Tensor:
+    """Return logits [N, V] with the repetition penalty of each row's own history.
 
     Args:
-        logits: [N, V]; row i follows the context and the first i drafted tokens.
         penalty: positive logits of seen tokens are divided by it, negative ones multiplied.
-        seen: token ids of the context, repeats allowed.
-        drafted: at least N - 1 token ids.
+        seen: [N, V], bool: the token stands in the row's history.
 
     Source: Keskar et al. 2019 (CTRL), in the form transformers uses.
     """
-    if penalty == 1.0:
-        return logits
-    rows, vocabulary = logits.shape
-    repeated = torch.zeros(rows, vocabulary, dtype=torch.bool, device=logits.device)
-    repeated[:, [token for token in set(seen) if token < vocabulary]] = True
-    for position, token in enumerate(drafted[: rows - 1]):
-        repeated[position + 1 :, token] = True
     penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(repeated, penalized, logits)
+    return torch.where(seen, penalized, logits)
 
 
-def _precision(logits: torch.Tensor) -> torch.dtype:
+def precision(logits: torch.Tensor) -> torch.dtype:
+    """Return the dtype that laws are computed in: float64 where the logits are, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -20,6 +20,9 @@ class DecodeStats:
     drafted: int = 0  # drafted tokens; tokens after a rejection are drafted, never tested
     accepted: int = 0
     tested: int = 0  # accepted + rejections
+    discarded: int = (
+        0  # emitted by an output's last round past its end, and cut: emitted − returned
+    )
     gammas: Counter[int] = field(default_factory=Counter)  # tokens drafted in a round -> rounds
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # -> rounds, γ > 0 only
     prefill_seconds: float = 0.0

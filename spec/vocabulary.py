@@ -26,3 +26,9 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
                 "draft. A draft must share the target's tokenizer (train one with foredraft.train); "
                 "drafts with another tokenizer need a cross-tokenizer drafter"
             )
+
+
+def target_width(target: Any, tokenizer: Any) -> int:
+    """Return V: the head's rows, less the padding above the tokenizer's last id."""
+    rows = int(target.get_output_embeddings().weight.shape[0])
+    return rows if tokenizer is None else min(rows, vocabulary_size(tokenizer))

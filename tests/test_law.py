@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 from transformers import (
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -31,12 +36,13 @@ from foredraft.spec import (
     GeneratorDraws,
     LookaheadPolicy,
     ModelDrafter,
+    Processor,
     Proposal,
     RoundOutcome,
     RoundStart,
     SamplingParams,
+    TokenLaw,
     decode_round,
-    token_probs,
 )
 from toys import ScriptedDraws, TableLM, enumerate_law, random_table, tiny_llama
 
@@ -93,7 +99,20 @@ PARAMS = {
     "top_p=0.7": SamplingParams(top_p=0.7),
     "min_p=0.3": SamplingParams(min_p=0.3),
     "T=0.7,top_k=3,top_p=0.9": SamplingParams(temperature=0.7, top_k=3, top_p=0.9),
-}
+    "repetition": SamplingParams(repetition_penalty=1.7),
+    "repetition,T=0": SamplingParams(repetition_penalty=3.0, temperature=0.0),
+    "presence": SamplingParams(presence_penalty=1.25),
+    "frequency": SamplingParams(frequency_penalty=-1.5),
+    "logit_bias": SamplingParams(logit_bias={1: 1.25, 2: -0.5, 0: -math.inf}),
+    "bad_words": SamplingParams(bad_words=((0, 1), (2, 3), (1, 2, 2), (3, 3))),
+    "bad_words,T=0": SamplingParams(bad_words=((0, 1), (2, 3), (1,)), temperature=0.0),
+    "min_tokens": SamplingParams(min_tokens=2, stop_token_ids=(1,)),
+    "all": SamplingParams(
+        temperature=0.8, top_k=3, top_p=0.95, repetition_penalty=1.3, presence_penalty=0.5,
+        frequency_penalty=0.25, logit_bias={2: 0.75}, bad_words=((1, 1), (0, 3)), min_tokens=1,
+        stop_token_ids=(2,),
+    ),
+}  # fmt: skip
 POLICIES = {
     "plain": lambda: FixedLookahead(0),
     "γ=1": lambda: FixedLookahead(1),
@@ -103,30 +122,72 @@ POLICIES = {
 }
 
 
+ENDS = [3]  # the model's own; forbidden before min_tokens
+
+
+def token_law(
+    params: SamplingParams,
+    tokens: Sequence[int],
+    *,
+    prompt: int = 1,
+    width: int = 4,
+    processors: Sequence[Processor] = (),
+) -> TokenLaw:
+    """The law of a request whose first `prompt` tokens are its prompt, and the others decoded."""
+    law = TokenLaw(
+        params,
+        tokens[:prompt],
+        width=width,
+        eos_token_ids=ENDS,
+        device=torch.device("cpu"),
+        processors=processors,
+    )
+    law.commit(tokens[prompt:])
+    return law
+
+
+def reference_law(
+    params: SamplingParams, logits: torch.Tensor, tokens: Sequence[int], *, prompt: int = 1
+) -> torch.Tensor:
+    """The law [V] after `tokens`, from transformers' own processors; vLLM's formula for its penalties."""
+    ids = torch.tensor([list(tokens)])
+    logits = logits.reshape(1, -1).clone()
+    counts = torch.bincount(ids[0, prompt:], minlength=logits.shape[-1])
+    if params.logit_bias:
+        bias = {(token,): value for token, value in params.logit_bias.items()}
+        logits = SequenceBiasLogitsProcessor(bias)(ids, logits)
+    if params.repetition_penalty != 1:
+        logits = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, logits)
+    logits = logits - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    if params.bad_words:
+        logits = NoBadWordsLogitsProcessor([list(word) for word in params.bad_words])(ids, logits)
+    if params.min_tokens:
+        ends = [*ENDS, *params.stop_token_ids]
+        logits = MinNewTokensLengthLogitsProcessor(prompt, params.min_tokens, ends)(ids, logits)
+    if params.greedy:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1])[0].double()
+    warpers = [TemperatureLogitsWarper(params.temperature)]
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    for warper in warpers:
+        logits = warper(None, logits)
+    return logits.softmax(-1)[0]
+
+
 def target_law(params: SamplingParams) -> Law:
-    """The law of whole sequences from the table and transformers' own warpers."""
-
-    def next_law(position: int, token: int) -> torch.Tensor:
-        logits = TARGET.table[position, token][None].clone()
-        if params.greedy:
-            return torch.nn.functional.one_hot(logits.argmax(-1), 4)[0].double()
-        warpers = [TemperatureLogitsWarper(params.temperature)]
-        if params.top_k:
-            warpers.append(TopKLogitsWarper(params.top_k))
-        if params.top_p < 1:
-            warpers.append(TopPLogitsWarper(params.top_p))
-        if params.min_p:
-            warpers.append(MinPLogitsWarper(params.min_p))
-        for warper in warpers:
-            logits = warper(None, logits)
-        return logits.softmax(-1)[0]
-
+    """The law of whole sequences from the table and transformers' own processors."""
     law: Law = {(0,): 1.0}
     for position in range(LENGTH):
         law = {
             (*sequence, token): weight * p
             for sequence, weight in law.items()
-            for token, p in enumerate(next_law(position, sequence[-1]).tolist())
+            for token, p in enumerate(
+                reference_law(params, TARGET.table[position, sequence[-1]], sequence).tolist()
+            )
             if p > 0
         }
     return law
@@ -152,8 +213,9 @@ def round_by_round_law(
                 policy.draws = draws
             model.start(tokens, end)
             drafter.reset(end)
+            law = token_law(params, tokens)
             emitted, _ = decode_round(
-                tokens, model, drafter, policy, params, draws, gamma_limit=end - len(tokens) - 1
+                tokens, model, drafter, policy, law, draws, gamma_limit=end - len(tokens) - 1
             )
             return (*tokens, *emitted)
 
@@ -164,7 +226,10 @@ def round_by_round_law(
 
 
 def whole_path_law(
-    params: SamplingParams, make_policy: Callable[[], LookaheadPolicy], drafter: Drafter
+    params: SamplingParams,
+    make_policy: Callable[[], LookaheadPolicy],
+    drafter: Drafter,
+    processors: Sequence[Processor] = (),
 ) -> Law:
     """The law of whole sequences, all draws of all rounds enumerated together, each with a new policy."""
     model = CachedModel(TARGET, width=4)
@@ -176,9 +241,10 @@ def whole_path_law(
         model.start(tokens, end)
         drafter.reset(end)
         policy.begin_request(params)
+        law = token_law(params, tokens, processors=processors)
         while len(tokens) < end:
             emitted, _ = decode_round(
-                tokens, model, drafter, policy, params, draws, gamma_limit=end - len(tokens) - 1
+                tokens, model, drafter, policy, law, draws, gamma_limit=end - len(tokens) - 1
             )
             tokens += emitted
         return tuple(tokens)
@@ -219,6 +285,38 @@ def test_a_policy_with_memory_keeps_the_law(name: str, make_policy: Any) -> None
     assert largest_difference(law, target_law(PARAMS[name])) < TOLERANCE
 
 
+class CallCounter:
+    """Has state of its own: favours another token at every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        assert input_ids.shape[1] == self.calls, "not one call for each position, in order"
+        scores[:, (self.calls + int(input_ids[0, -1])) % scores.shape[-1]] += 1.5
+        return scores
+
+
+@pytest.mark.parametrize("name", ["T=0", "top_k=2"])
+def test_b14_a_processor_with_state_keeps_the_law(name: str) -> None:
+    params, counter = PARAMS[name], CallCounter()
+    law = whole_path_law(
+        params, lambda: StatefulPolicy(2), ModelDrafter(DRAFT, width=4), [counter]
+    )
+    expected: Law = {(0,): 1.0}
+    for position in range(LENGTH):
+        longer: Law = {}
+        for sequence, weight in expected.items():
+            logits = TARGET.table[position, sequence[-1]].clone()
+            logits[(position + 1 + sequence[-1]) % 4] += 1.5
+            for token, p in enumerate(reference_law(params, logits, sequence).tolist()):
+                longer[(*sequence, token)] = weight * p
+        expected = longer
+    assert largest_difference(law, expected) < TOLERANCE
+    assert counter.calls == 0  # the object that was passed in is never called
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_draft_temperature_and_a_cut_head_keep_the_law(temperature: float) -> None:
     kept = torch.tensor([0, 2, 3])
@@ -232,8 +330,8 @@ def test_draft_temperature_and_a_cut_head_keep_the_law(temperature: float) -> No
 class DroppingDrafter(ModelDrafter):
     """The trap: drops a token after it was drawn, because its own probability is low."""
 
-    def propose(self, tokens, gamma, policy, params, draws) -> Proposal:  # type: ignore[no-untyped-def]
-        proposal = super().propose(tokens, gamma, policy, params, draws)
+    def propose(self, tokens, gamma, policy, law, draws) -> Proposal:  # type: ignore[no-untyped-def]
+        proposal = super().propose(tokens, gamma, policy, law, draws)
         kept = len(proposal.tokens)
         if kept and proposal.probs[kept - 1, proposal.tokens[-1]] < 0.4:
             kept -= 1
@@ -243,8 +341,8 @@ class DroppingDrafter(ModelDrafter):
 class WrongLawDrafter(ModelDrafter):
     """Draws from filtered laws and reports the unfiltered ones (public bug B05)."""
 
-    def propose(self, tokens, gamma, policy, params, draws) -> Proposal:  # type: ignore[no-untyped-def]
-        proposal = super().propose(tokens, gamma, policy, params, draws)
+    def propose(self, tokens, gamma, policy, law, draws) -> Proposal:  # type: ignore[no-untyped-def]
+        proposal = super().propose(tokens, gamma, policy, law, draws)
         flat = 0.5 * proposal.probs + 0.125
         return Proposal(proposal.tokens, flat, proposal.steps)
 
@@ -283,22 +381,32 @@ class MemoModel(CachedModel):
     def __init__(self, model: Any, *, width: int) -> None:
         super().__init__(model, width=width)
         self.memo: dict[tuple[int, ...], torch.Tensor] = {}
+        self.fed: list[int] = []
+        self.reset(16)
 
-    def advance(self, tokens: Sequence[int], keep: int = 1) -> torch.Tensor:
+    def advance(self, new: Sequence[int], keep: int = 1) -> torch.Tensor:
+        self.fed = [*self.fed[: self.cover], *new]
         rows = []
-        for end in range(len(tokens) - keep + 1, len(tokens) + 1):
-            context = tuple(tokens[:end])
+        for end in range(len(self.fed) - keep + 1, len(self.fed) + 1):
+            context = tuple(self.fed[:end])
             if context not in self.memo:
                 self.reset(16)
                 self.memo[context] = super().advance(list(context)).clone()
             rows.append(self.memo[context])
+        self._cache.cover = len(self.fed)
         return torch.cat(rows)
 
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(), SamplingParams(temperature=0.7, top_k=5), SamplingParams(top_p=0.8)],
-    ids=["T=1", "T=0.7,top_k=5", "top_p=0.8"],
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=5),
+        SamplingParams(top_p=0.8),
+        SamplingParams(repetition_penalty=1.5, frequency_penalty=1.5, presence_penalty=-1.0),
+        SamplingParams(bad_words=((1, 7), (5,), (4, 4)), logit_bias={3: 1.5}, top_p=0.9),
+    ],
+    ids=["T=1", "T=0.7,top_k=5", "top_p=0.8", "penalties", "bad_words,bias"],
 )
 def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> None:
     # Chi-square over the pairs of tokens, 20,000 draws, cells expected less than 5 times merged; the
@@ -312,18 +420,23 @@ def test_two_tokens_of_a_tiny_llama_follow_its_law(params: SamplingParams) -> No
     accepted = 0
     for _ in range(20_000):
         tokens = [3, 1]
+        target.reset(16)
+        drafter.reset(16)
+        law = token_law(params, tokens, prompt=2, width=12)
         while len(tokens) < 4:
             emitted, outcome = decode_round(
-                tokens, target, drafter, policy, params, draws, gamma_limit=2
+                tokens, target, drafter, policy, law, draws, gamma_limit=2
             )
             tokens += emitted
             accepted += outcome.accepted
         counts[tokens[2], tokens[3]] += 1
     assert accepted > 5_000  # both ways of emitting are well represented
-    first = token_probs(target.advance([3, 1]), params)[0]
-    pairs = torch.stack(
-        [first[x] * token_probs(target.advance([3, 1, x]), params)[0] for x in range(12)]
-    )
+
+    def next_law(tokens: list[int]) -> torch.Tensor:
+        return reference_law(params, target.memo[tuple(tokens)], tokens, prompt=2)
+
+    first = next_law([3, 1])
+    pairs = torch.stack([first[x] * next_law([3, 1, x]) for x in range(12)])
     assert counts[pairs == 0].sum() == 0
     expected = 20_000 * pairs.flatten()
     large = expected >= 5

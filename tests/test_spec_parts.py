@@ -20,6 +20,7 @@ from foredraft.spec import (
     ModelDrafter,
     SamplingParams,
     SpeculativeDecoder,
+    TokenLaw,
     acceptance_prob,
     check_same_vocabulary,
     cut_head,
@@ -27,7 +28,6 @@ from foredraft.spec import (
     load_causal_lm,
     load_kept_tokens,
     load_lookahead,
-    penalize_repetition,
     render_chat,
     residual,
     save_kept_tokens,
@@ -89,7 +89,14 @@ def test_draws_follow_the_law() -> None:
 def test_repetition_penalty_follows_each_positions_own_history() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 8, generator=generator)
-    ours = penalize_repetition(logits, 1.7, [1, 2, 1], [5, 6])
+    law = TokenLaw(
+        SamplingParams(repetition_penalty=1.7),
+        [1, 2, 1],
+        width=8,
+        eos_token_ids=(),
+        device=torch.device("cpu"),
+    )
+    ours = law.scores(logits, [5, 6])
     theirs = RepetitionPenaltyLogitsProcessor(1.7)
     for row, history in enumerate(([1, 2, 1], [1, 2, 1, 5], [1, 2, 1, 5, 6])):
         assert torch.equal(
@@ -109,7 +116,7 @@ def test_cached_logits_equal_fresh_ones_after_rollbacks(make_model: Any) -> None
         tokens = tokens[: cached.cover]
         tokens += torch.randint(0, 260, (1 + step % 5,), generator=generator).tolist()
         keep = len(tokens) - cached.cover
-        logits = cached.advance(tokens, keep)
+        logits = cached.advance(tokens[cached.cover :], keep)
         with torch.no_grad():
             fresh = model(torch.tensor([tokens])).logits[0, -keep:]
         torch.testing.assert_close(logits, fresh, rtol=1e-4, atol=1e-4)
@@ -120,7 +127,7 @@ def test_rolling_back_neither_allocates_nor_copies() -> None:
     cached.start([1, 2, 3], 64)
     pointer = cached._cache.layers[0].keys.data_ptr()
     for _ in range(50):
-        cached.advance([1, 2, 3, 4, 5, 6], 4 if cached.cover == 2 else 3)
+        cached.advance([1, 2, 3, 4, 5, 6][cached.cover :], 4 if cached.cover == 2 else 3)
         cached.roll_back(3)
     cached.start([4, 5], 32)  # a shorter sequence reuses the buffers
     assert cached._cache.layers[0].keys.data_ptr() == pointer
@@ -129,13 +136,13 @@ def test_rolling_back_neither_allocates_nor_copies() -> None:
 def test_stale_slots_change_nothing() -> None:
     cached = CachedModel(tiny_llama())
     cached.start([1, 2, 3, 4], 32)
-    expected = cached.advance([1, 2, 3, 4])
+    expected = cached.advance([4])
     cached.roll_back(3)
     for layer in cached._cache.layers:
         with torch.inference_mode():
             layer.keys[:, :, 3:] = 1e4
             layer.values[:, :, 3:] = 1e4
-    assert torch.equal(cached.advance([1, 2, 3, 4]), expected)
+    assert torch.equal(cached.advance([4]), expected)
 
 
 def test_models_that_cannot_roll_back_are_refused_by_name() -> None:

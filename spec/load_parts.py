@@ -1,0 +1,67 @@
+"""Loads what a decoder is made of besides its target: the draft and the lookahead."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+from .draft_folder import DraftInfo, cut_head, load_kept_tokens
+from .drafter import ModelDrafter
+from .fingerprint import model_fingerprint, tokenizer_hash
+from .load import load_causal_lm, load_tokenizer
+from .policy import FixedLookahead, LookaheadPolicy
+from .vocabulary import check_same_vocabulary
+
+
+def load_drafter(
+    name: str, tokenizer: Any, *, width: int, device: str = "cpu", dtype: str = "float32"
+) -> ModelDrafter:
+    """Load a draft model and check it against the target's tokenizer; cut its head where it was trained so.
+
+    Raises:
+        ValueError: if the draft means something else by a token id, or its folder is not whole.
+    """
+    info = DraftInfo.load(name)
+    if info is None or info.tokenizer_hash != tokenizer_hash(tokenizer):
+        check_same_vocabulary(tokenizer, load_tokenizer(name))
+    model = load_causal_lm(name, device=device, dtype=dtype)
+    kept = None if info is None else load_kept_tokens(name, info)
+    if kept is not None:
+        cut_head(model, kept)
+    temperature = 1.0 if info is None else info.draft_temperature
+    return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
+
+
+def load_lookahead(
+    lookahead: LookaheadPolicy | int | str | Path | None, target: Any = None, draft: Any = None
+) -> LookaheadPolicy | None:
+    """Return the policy that is meant: a fixed γ, the policy in a folder, or the object itself.
+
+    Args:
+        target, draft: the models in use; a folder made with others is refused. None: not checked.
+
+    Raises:
+        ValueError: if the folder holds no lookahead, one for other models or another machine, or one
+            that nothing installed can load.
+    """
+    if isinstance(lookahead, int):
+        return FixedLookahead(lookahead)
+    if not isinstance(lookahead, str | Path):
+        return lookahead
+    description = Path(lookahead) / "lookahead.json"
+    if not description.is_file():
+        raise ValueError(f"lookahead: {lookahead} has no lookahead.json")
+    kind = json.loads(description.read_text()).get("policy")
+    loaders = {
+        point.name: point for point in importlib.metadata.entry_points(group="foredraft.lookahead")
+    }
+    if kind not in loaders:
+        raise ValueError(f"{description}: policy must be one of {sorted(loaders)}, got {kind!r}")
+    prints = {
+        name: None if model is None else model_fingerprint(model)
+        for name, model in (("target", target), ("draft", draft))
+    }
+    policy: LookaheadPolicy = loaders[kind].load()(lookahead, **prints)
+    return policy
