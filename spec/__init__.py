@@ -1,7 +1,7 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
 from .bad_words import with_token_ids
-from .cached import CachedModel
+from .cached import CachedModel, refuse_without_rollback, try_rollback
 from .cpu import settle_cpu
 from .decoder import SpeculativeDecoder
 from .draft_folder import (
@@ -75,6 +75,7 @@ __all__ = [
     "text_hash",
     "token_probs",
     "tokenizer_hash",
+    "try_rollback",
     "verify",
     "vocabulary_size",
     "with_token_ids",

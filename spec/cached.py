@@ -92,7 +92,9 @@ class CachedModel:
         Where positions are encoded otherwise in long sequences (`rope_switch`), a block that reached over
         that length would be judged by another law than its first tokens decoded one by one.
         """
-        return self._switch - length if self._switch is not None and length <= self._switch else None
+        if self._switch is None or length > self._switch:
+            return None
+        return self._switch - length
 
     def encode_for(self, length: int) -> None:
         """Forget what was encoded for shorter sequences, before a forward that reaches `length` tokens."""
@@ -191,5 +193,5 @@ def try_rollback(model: Any) -> None:
     if not off <= TOLERANCE * spread:  # so that NaN is refused too
         raise ValueError(
             f"{name} says something else after a rollback, or in a block of tokens, than when it is fed "
-            f"one token at a time (logits {off:.2g} apart, their spread is {spread:.2g}); it cannot verify a draft"
+            f"one token at a time: logits are {off:.2g} apart where their spread is {spread:.2g}"
         )

@@ -5,12 +5,16 @@ Windows are 8 tokens, far shorter than the sequences, so that they matter.
 
 from __future__ import annotations
 
+import copy
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+
+from foredraft.spec import FixedLookahead, ModelDrafter, RoundStart, SpeculativeDecoder
 
 VOCABULARY = 112
 WINDOW = 8
@@ -70,7 +74,9 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama", "LlamaConfig", "full"),
     "llama-mha": Family("Llama", "LlamaConfig", "full", "MHA", {"num_key_value_heads": 4}),
-    "llama-mqa": Family("Llama", "LlamaConfig", "full", "MQA", {"num_key_value_heads": 1}),
+    "llama-mqa": Family("Llama", "LlamaConfig", "full", "MQA", {
+        "num_key_value_heads": 1, "initializer_range": 0.8,
+    }),
     "qwen2": Family("Qwen2", "Qwen2Config", "full"),
     "qwen2-sliding": Family(
         "Qwen2, window in the upper layers", "Qwen2Config", "mixed", "GQA",
@@ -105,7 +111,7 @@ FAMILIES: dict[str, Family] = {
         "laurel_rank": 8, "intermediate_size": 48, "activation_sparsity_pattern": None,
     }),
     "gpt2": Family("GPT-2", "GPT2Config", "full", "MHA", GPT2_NAMES),
-    "gpt-neox": Family("GPT-NeoX", "GPTNeoXConfig", "full", "MHA"),
+    "gpt-neox": Family("GPT-NeoX", "GPTNeoXConfig", "full", "MHA", {"initializer_range": 0.8}),
     "gpt-neo": Family("GPT-Neo", "GPTNeoConfig", "mixed", "MHA", {
         "num_layers": 2, "num_heads": 4, "window_size": WINDOW,
         "attention_types": [[["global", "local"], 1]],
@@ -120,10 +126,11 @@ FAMILIES: dict[str, Family] = {
     "stablelm": Family("StableLM", "StableLmConfig", "full"),
     "falcon": Family(
         "Falcon without ALiBi", "FalconConfig", "full", "MQA",
-        {"alibi": False, "multi_query": True, "new_decoder_architecture": False},
+        {"alibi": False, "multi_query": True, "new_decoder_architecture": False,
+         "initializer_range": 0.4},
     ),
     "opt": Family("OPT", "OPTConfig", "full", "MHA", {
-        "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2,
+        "ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.8,
     }),
     "smollm3": Family("SmolLM3", "SmolLM3Config", "full", "GQA", {
         "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0],
@@ -172,3 +179,44 @@ def build(name: str, *, attention: str = "sdpa", seed: int = 0, **changes: Any) 
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(family.sharpness)
     return model.requires_grad_(False)
+
+
+def perturbed(model: Any, *, scale: float = 0.03, seed: int = 5) -> Any:
+    """Return a copy with noise on its weights: a draft that is right more often than not."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in draft.parameters():
+        if weight.numel() > 1:
+            weight.add_(scale * weight.std() * torch.randn(weight.shape, generator=generator))
+    return draft
+
+
+class RandomLookahead(FixedLookahead):
+    """Drafts 0 to 6 tokens, and stops early now and then."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(6)
+        self._random = random.Random(seed)
+
+    def begin_round(self, start: RoundStart) -> int:
+        return self._random.randint(0, min(self.gamma_max, start.gamma_limit))
+
+    def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        return self._random.random() < 0.8
+
+
+def make_decoder(target: Any, draft: Any, lookahead: FixedLookahead) -> SpeculativeDecoder:
+    """Return a decoder of token ids."""
+    return SpeculativeDecoder(target, None, ModelDrafter(draft, width=VOCABULARY), lookahead)
+
+
+def random_prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
+    """Return prompts of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def transformers_greedy(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
+    """Return what transformers' `generate` says after a prompt."""
+    whole = model.generate(torch.tensor([prompt]), max_new_tokens=max_tokens, do_sample=False)
+    return [int(token) for token in whole[0, len(prompt) :]]

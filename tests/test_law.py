@@ -301,9 +301,7 @@ class CallCounter:
 @pytest.mark.parametrize("name", ["T=0", "top_k=2"])
 def test_b14_a_processor_with_state_keeps_the_law(name: str) -> None:
     params, counter = PARAMS[name], CallCounter()
-    law = whole_path_law(
-        params, lambda: StatefulPolicy(2), ModelDrafter(DRAFT, width=4), [counter]
-    )
+    law = whole_path_law(params, lambda: StatefulPolicy(2), ModelDrafter(DRAFT, width=4), [counter])
     expected: Law = {(0,): 1.0}
     for position in range(LENGTH):
         longer: Law = {}
