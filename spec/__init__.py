@@ -1,7 +1,7 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
 from .bad_words import with_token_ids
-from .cached import CachedModel, refuse_without_rollback, try_rollback
+from .cached import CachedModel, try_rollback
 from .cpu import settle_cpu
 from .decoder import SpeculativeDecoder
 from .draft_folder import (
