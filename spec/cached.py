@@ -43,6 +43,11 @@ class CachedModel:
         return self._cache.cover
 
     @property
+    def cache(self) -> KVCache:
+        """The keys and values, for measuring."""
+        return self._cache
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 

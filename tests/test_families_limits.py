@@ -53,14 +53,14 @@ def test_b19_a_sequence_that_passes_a_sliding_window(windowed: str, attention: s
         draft = build("mistral-sliding", attention=attention, sliding_window=window)
         draft.load_state_dict(perturbed(target).state_dict())
     [prompt] = random_prompts(3)
-    expected = transformers_greedy(target, prompt, 64)
+    expected = transformers_greedy(target, prompt, 32)
     assert len(prompt) < WINDOW < len(expected)  # the window is passed on the way
-    output = make_decoder(target, draft, FixedLookahead(5)).generate([prompt], greedy(64))[0]
+    output = make_decoder(target, draft, FixedLookahead(5)).generate([prompt], greedy(32))[0]
     assert output.token_ids == expected
     assert 0 < output.stats.accepted < output.stats.drafted
     if windowed == "target":  # the window mattered: without it the output is another one
         other = build("mistral-sliding", attention=attention, **full)
-        assert transformers_greedy(other, prompt, 64) != expected
+        assert transformers_greedy(other, prompt, 32) != expected
 
 
 class CoverWatch(ModelDrafter):
@@ -110,8 +110,7 @@ def test_b22_the_first_drafted_token_is_checked(gamma: int) -> None:
 @pytest.mark.parametrize("length", [60, 63, 64, 65, 80])
 def test_b24_a_prompt_at_or_beyond_the_drafts_context(length: int) -> None:
     for name in ("llama", "gpt2"):  # the second has a table of positions that ends
-        short = {"llama": {"max_position_embeddings": 64}, "gpt2": {"n_positions": 64}}[name]
-        target, draft = build(name), build(name, seed=1, **short)
+        target, draft = build(name), build(name, seed=1, max_position_embeddings=64)
         [prompt] = random_prompts(length)
         output = make_decoder(target, draft, FixedLookahead(4)).generate([prompt], greedy(12))[0]
         assert output.token_ids == transformers_greedy(target, prompt, 12)
@@ -121,8 +120,7 @@ def test_b24_a_prompt_at_or_beyond_the_drafts_context(length: int) -> None:
 @pytest.mark.parametrize("gamma", [0, 5, 8])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_b25_the_targets_own_limit_ends_the_output(name: str, gamma: int) -> None:
-    short = {"llama": {"max_position_embeddings": 64}, "gpt2": {"n_positions": 64}}[name]
-    model = build(name, **short)
+    model = build(name, max_position_embeddings=64)
     [prompt] = random_prompts(60)
     output = make_decoder(model, model, FixedLookahead(gamma)).generate([prompt], greedy(50))[0]
     assert output.token_ids == transformers_greedy(model, prompt, 4)
@@ -165,6 +163,8 @@ def test_b34_draft_and_target_of_different_dtype(
     draft = perturbed(build("llama")).to(draft_dtype)
     [prompt] = random_prompts(9)
     decoder = make_decoder(target, draft, FixedLookahead(3))
+    sampled = decoder.generate([prompt], SamplingParams(max_tokens=10, seed=1))[0]
+    assert len(sampled.token_ids) == 10
     output = decoder.generate([prompt], greedy(30))[0]
     assert 0 < output.stats.accepted < output.stats.drafted
     if target_dtype in (torch.float32, torch.float64):
@@ -176,8 +176,6 @@ def test_b34_draft_and_target_of_different_dtype(
         chosen = logits.gather(-1, torch.tensor(output.token_ids)[:, None])[:, 0]
         spread = logits.std()
         assert (logits.amax(-1) - chosen).max() < 0.1 * spread
-    sampled = decoder.generate([prompt], SamplingParams(max_tokens=30, seed=1))[0]
-    assert len(sampled.token_ids) == 30
 
 
 SHORT, LONG = 24, 96  # positions that longrope's two sets of factors are for
@@ -231,11 +229,10 @@ def test_other_scalings_of_positions_are_exact_up_to_the_context(rope_type: str)
         rope["original_max_position_embeddings"] = 16
     if rope_type == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    model = build("llama", rope_parameters=rope, max_position_embeddings=64)
+    model = build("llama", rope_parameters=rope, max_position_embeddings=48)
     try_rollback(model)
     for prompt in random_prompts(5, 40):
-        output = make_decoder(model, perturbed(model), FixedLookahead(4)).generate(
-            [prompt], greedy(64 - len(prompt))
-        )[0]
-        assert output.token_ids == transformers_greedy(model, prompt, 64 - len(prompt))
+        decoder = make_decoder(model, perturbed(model), FixedLookahead(4))
+        output = decoder.generate([prompt], greedy(100))[0]
+        assert output.token_ids == transformers_greedy(model, prompt, 48 - len(prompt))
         assert output.stats.accepted > 0
