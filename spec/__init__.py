@@ -1,7 +1,7 @@
 """The decode loop: exact speculative decoding for CUDA and CPU. Imports no sibling."""
 
 from .bad_words import with_token_ids
-from .cached import CachedModel, try_rollback
+from .cached import CachedModel, rope_switch, try_rollback
 from .cpu import settle_cpu
 from .decoder import SpeculativeDecoder
 from .draft_folder import (
@@ -69,6 +69,7 @@ __all__ = [
     "model_fingerprint",
     "render_chat",
     "residual",
+    "rope_switch",
     "save_kept_tokens",
     "settle_cpu",
     "target_width",

@@ -156,8 +156,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2-moe": Family("Qwen2-MoE", "Qwen2MoeConfig", "full", "GQA", MOE),
     "qwen3-moe": Family("Qwen3-MoE", "Qwen3MoeConfig", "full", "GQA", MOE),
     "olmoe": Family("OLMoE", "OlmoeConfig", "full", "GQA", MOE),
-    "deepseek-v2": Family("DeepSeek-V2", "DeepseekV2Config", "full", "latent", LATENT),
-    "deepseek-v3": Family("DeepSeek-V3", "DeepseekV3Config", "full", "latent", LATENT),
+    "deepseek-v2": Family("DeepSeek-V2", "DeepseekV2Config", "latent", "MHA", LATENT),
+    "deepseek-v3": Family("DeepSeek-V3", "DeepseekV3Config", "latent", "MHA", LATENT),
 }  # fmt: skip
 
 

@@ -41,7 +41,15 @@ def test_greedy_equals_generate(name: str) -> None:
     assert stats.tested > stats.accepted > 8  # both ways of emitting are there
 
 
-@pytest.mark.parametrize(("name", "attention"), ATTENTION)
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        (name, way)
+        if way == FAMILIES[name].attention[0] or name in ALWAYS_TESTED
+        else pytest.param(name, way, marks=pytest.mark.slow)
+        for name, way in ATTENTION
+    ],
+)
 def test_rolled_back_tokens_leave_no_trace(name: str, attention: str) -> None:
     # Sharper than token equality: every logit, after blocks of all lengths and rejected tokens.
     model = build(name, attention=attention)

@@ -129,7 +129,7 @@ def test_b25_the_targets_own_limit_ends_the_output(name: str, gamma: int) -> Non
         make_decoder(model, model, FixedLookahead(gamma)).generate(random_prompts(64), greedy(1))
 
 
-@pytest.mark.parametrize(("target_rows", "draft_rows"), [(320, 264), (264, 320), (260, 320)])
+@pytest.mark.parametrize(("target_rows", "draft_rows"), [(320, 264), (264, 320)])
 @pytest.mark.parametrize("temperature", [0.0, 3.0])
 def test_b26_padded_vocabularies(target_rows: int, draft_rows: int, temperature: float) -> None:
     target, draft = tiny_llama(vocabulary=target_rows), tiny_llama(vocabulary=draft_rows, layers=1)
@@ -139,7 +139,7 @@ def test_b26_padded_vocabularies(target_rows: int, draft_rows: int, temperature:
     decoder = SpeculativeDecoder(
         target, byte_tokenizer(), ModelDrafter(draft, width=260), FixedLookahead(3)
     )
-    params = SamplingParams(temperature=temperature, max_tokens=60, seed=0)
+    params = SamplingParams(temperature=temperature, max_tokens=30, seed=0)
     output = decoder.generate("Hello", params)[0]
     assert max(output.token_ids) < 260
     plain = SpeculativeDecoder(target, byte_tokenizer()).generate("Hello", params)[0]

@@ -11,17 +11,20 @@ from rollback import measure
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_thousand_rolled_back_rounds_leave_memory_and_time_flat() -> None:
-    flat = measure(rounds=1000, context=4096, gamma=1)
+@pytest.mark.parametrize(
+    ("rounds", "context"), [(300, 256), pytest.param(1000, 4096, marks=pytest.mark.slow)]
+)
+def test_rolled_back_rounds_leave_memory_and_time_flat(rounds: int, context: int) -> None:
+    flat = measure(rounds=rounds, context=context, gamma=1)
     assert flat.buffers_moved == 0
-    # One more key and value a round would be 1000 rounds * 2 tokens * 2 layers * 128 bytes = 0.5 MiB;
+    # One more key and value a round would be 1000 rounds * 2 tokens * 3 layers * 128 bytes = 0.7 MiB;
     # a copy of the cache is 1.5 MiB. Peak size is counted in pages, and allocators keep some.
     assert flat.peak_growth < 2**19
     assert flat.object_growth < 20  # one object a round would be 100
     # Processor time, lower quartiles. Neighbours on the machine still cost up to a third (shared caches);
     # a cost that grows with the rounds would be many times as much after a thousand as after a hundred.
     assert flat.late / flat.early < 1.5
-    assert 0 < flat.accepted < 1100  # some rounds were accepted, some rejected
+    assert 0 < flat.accepted < rounds + 100  # some rounds were accepted, some rejected
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-sliding", "deepseek-v3", "gemma3n"])
@@ -47,6 +50,7 @@ def test_what_is_stale_is_never_read() -> None:
     cached.start(tokens[:21], 64)
     logits = cached.advance(tokens[20:], keep=10)
     cached.roll_back(20)
-    for buffer in cached.cache.buffers():
-        buffer[:, :, 20:] = 1e4
+    with torch.inference_mode():
+        for buffer in cached.cache.buffers():
+            buffer[:, :, 20:] = 1e4
     assert torch.equal(cached.advance(tokens[20:], keep=10), logits)
