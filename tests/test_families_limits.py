@@ -45,7 +45,7 @@ def test_b17_prompts_of_one_token_two_tokens_and_one_block(name: str, gamma: int
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("windowed", ["target", "draft", "both"])
 def test_b19_a_sequence_that_passes_a_sliding_window(windowed: str, attention: str) -> None:
-    full = {"sliding_window": None}
+    full: dict[str, Any] = {"sliding_window": None}
     target = build("mistral-sliding", attention=attention, **(full if windowed == "draft" else {}))
     draft = perturbed(target)
     if windowed != "both":

@@ -15,6 +15,8 @@ from foredraft.spec import FixedLookahead, SamplingParams, SpeculativeDecoder, t
 class Int8Linear(nn.Module):
     """Weights in int8 with a scale a row, as bitsandbytes and torchao keep them: no float parameter at all."""
 
+    scale: torch.Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         scale = linear.weight.abs().amax(-1, keepdim=True) / 127.0  # [out, 1]
