@@ -4,7 +4,7 @@ from .bad_words import with_token_ids
 from .batch import BatchDecoder
 from .batch_draws import RowByRow, RowsDraws, Together
 from .batch_padding import strip_padding
-from .cached import CachedModel
+from .cached import CachedModel, rope_switch, try_rollback
 from .cpu import settle_cpu
 from .decoder import SpeculativeDecoder
 from .draft_folder import (
@@ -80,6 +80,7 @@ __all__ = [
     "pack_linears",
     "render_chat",
     "residual",
+    "rope_switch",
     "save_kept_tokens",
     "settle_cpu",
     "strip_padding",
@@ -87,6 +88,7 @@ __all__ = [
     "text_hash",
     "token_probs",
     "tokenizer_hash",
+    "try_rollback",
     "verify",
     "vocabulary_size",
     "with_token_ids",

@@ -34,6 +34,11 @@ class KVCache(Cache):  # type: ignore[misc]
         """
         self.offsets = positions
 
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the key and value buffers of the layers that have written, [rows, heads, capacity, width]."""
+        written = [layer for layer in self.layers if layer.is_initialized]
+        return [buffer for layer in written for buffer in (layer.keys, layer.values)]
+
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False

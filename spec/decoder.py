@@ -281,4 +281,6 @@ class SpeculativeDecoder:
         """Return how many tokens may be drafted: the bonus fits below `end`, the draft below its context."""
         if self.drafter is None:
             return 0
-        return max(0, min(end - length - 1, self.drafter.context - length))
+        room = self.target.room(length)
+        limit = min(end - length - 1, self.drafter.context - length)
+        return max(0, limit if room is None else min(limit, room))

@@ -100,6 +100,7 @@ class ModelDrafter:
         rows: list[torch.Tensor] = []
         steps = 0
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
+            self.cached.encode_for(len(tokens) + len(drafted))
             logits = self.cached.advance(self._uncovered(tokens, drafted))  # [1, V_draft]
             steps += 1
             if not policy.wants_token(depth, logits[0]):

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .cached import refuse_without_rollback
+from .cached import refuse_without_rollback, try_rollback
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -39,7 +39,9 @@ def load_causal_lm(name: str, *, device: str = "cpu", dtype: str = "float32") ->
         raise ValueError(f"{name} is a {wanted}, not a causal LM: it has no language-model head")
     model = _load("model", AutoModelForCausalLM, name, dtype=DTYPES[dtype])
     refuse_without_rollback(model)
-    return model.to(device).eval().requires_grad_(False)
+    model = model.to(device).eval().requires_grad_(False)
+    try_rollback(model)
+    return model
 
 
 def load_tokenizer(name: str) -> Any:

@@ -46,6 +46,7 @@ def decode_round(
         proposal = drafter.propose(tokens, gamma, policy, law, draws)
     drafted = time.perf_counter()
 
+    target.encode_for(len(tokens) + len(proposal.tokens))
     new = [*tokens[target.cover :], *proposal.tokens]
     logits = target.advance(new, keep=len(proposal.tokens) + 1)  # [γ+1, V]
     verified = time.perf_counter()
