@@ -39,7 +39,9 @@ def verify_block_triton(
     if draft_logits is not None:
         draft = _rows_contiguous(draft_logits)
         drawn = temperature if draft_temperature is None else draft_temperature
-    laws = (target, draft, temperature, drawn, drafted_count)
+    temperature, drawn = temperature.contiguous(), drawn.contiguous()
+    drafted, uniforms = drafted.contiguous(), uniforms.contiguous()
+    laws = (target, draft, temperature, drawn, drafted_count.contiguous())
     strides = (*target.stride()[:2], *draft.stride()[:2])
 
     device = target.device
