@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -86,12 +85,12 @@ def test_rejected_tokens_and_padding_are_never_seen() -> None:
     assert torch.equal(clean, again)
 
 
-@pytest.mark.parametrize("gamma", [0, 1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("gamma", [0, 1, 3, 5, 16])
 def test_greedy_on_the_device_equals_the_ordinary_loop(gamma: int) -> None:
     target = tiny_llama()
     draft = noisy_copy(target) if gamma else None
     decoder = DeviceDecoder(target, draft, gamma=gamma, capacity=320)
-    for prompt, length in ((PROMPT, 60), ([7], 33), ([7, 8], 1), (list(range(200)), 90)):
+    for prompt, length in ((PROMPT, 40), ([7], 12), ([7, 8], 1), (list(range(230)), 30)):
         params = greedy(max_tokens=length)
         output = decoder.generate(prompt, params)
         assert output.token_ids == ordinary(target, draft, prompt, gamma, params)
@@ -243,12 +242,13 @@ def test_caches_stay_as_large_as_they_were() -> None:
     assert decoder.target.cache_bytes() == before == 2 * 2 * 2 * decoder.target.capacity * 8 * 4
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_forward_equals_the_ordinary_one() -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports a compiler
+def test_a_traced_forward_equals_the_ordinary_one() -> None:
+    # What torch.compile must be able to do: one graph, no break. gpu_check.py lets it generate code.
     model = tiny_llama(layers=1)
     decoder = DeviceDecoder(model, model, gamma=1, capacity=64)
     expected = decoder.generate(PROMPT, greedy(max_tokens=16)).token_ids
-    decoder.target.compile()
+    decoder.target.compile(backend="aot_eager", fullgraph=True)
     assert decoder.generate(PROMPT, greedy(max_tokens=16)).token_ids == expected
 
 
