@@ -87,7 +87,9 @@ class Report:
             self.row(f"**{name} failed**", entry["failed"].splitlines()[0])
         entry["seconds"] = round(time.perf_counter() - begun, 2)
         self.stages[name] = entry
-        print(f"[{name}: {entry['seconds']} s{', FAILED' if 'failed' in entry else ''}]", flush=True)
+        print(
+            f"[{name}: {entry['seconds']} s{', FAILED' if 'failed' in entry else ''}]", flush=True
+        )
         self.save()
 
     def row(self, what: str, value: str) -> None:

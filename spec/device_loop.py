@@ -160,9 +160,7 @@ class DeviceDecoder:
         key = (what, visible, _settings(params))
         if key not in self._runners:
             step = self._draft_step if what == "draft" else self._verify_step
-            self._runners[key] = GraphRunner(
-                lambda: step(visible, key[2]), self.device, self._pool
-            )
+            self._runners[key] = GraphRunner(lambda: step(visible, key[2]), self.device, self._pool)
         self._runners[key]()
 
     def _draft_step(self, visible: int, params: SamplingParams) -> None:
@@ -220,7 +218,9 @@ class _Mail:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._arrived = torch.cuda.Event() if tensor.is_cuda else None
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
     def send(self) -> None:
@@ -232,7 +232,7 @@ class _Mail:
         """Wait for what was sent and return its first row: the one read of a round."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._host[0].tolist()  # type: ignore[no-any-return]
+        return self._host[0].tolist()
 
 
 def generate_device(

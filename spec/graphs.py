@@ -71,7 +71,8 @@ class GraphRunner:
 
     def _run_aside(self) -> None:
         """Run on a stream of its own, as capture will."""
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        current = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             self._function()
@@ -103,9 +104,13 @@ class StaticModel:
         refuse_without_rollback(model)
         attention = model.config._attn_implementation
         if attention != "sdpa":
-            raise ValueError(f"attn_implementation must be 'sdpa' for static masks, got {attention!r}")
+            raise ValueError(
+                f"attn_implementation must be 'sdpa' for static masks, got {attention!r}"
+            )
         if not full_attention(model):
-            raise ValueError(f"{type(model).__name__}: static masks need full attention in all layers")
+            raise ValueError(
+                f"{type(model).__name__}: static masks need full attention in all layers"
+            )
         self.model, self.rows, self.capacity = model, rows, capacity
         self.context: int = context_length(model)
         self._cache_argument = cache_argument(model)

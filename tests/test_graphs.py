@@ -18,8 +18,8 @@ from foredraft.spec import (
 )
 from foredraft.spec.device_loop import DeviceDecoder, DeviceOutput, generate_device
 from foredraft.spec.graphs import TOKEN_BUCKETS, StaticModel, token_bucket, visible_bucket
-from test_kernels_verify import QueuedDraws
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
+from verify_cases import QueuedDraws
 
 PROMPT = [5, 100, 33, 7, 250, 12]
 
@@ -97,7 +97,9 @@ def test_greedy_on_the_device_equals_the_ordinary_loop(gamma: int) -> None:
         assert output.finish_reason == "length"
         assert output.rounds + sum(output.accepted_lengths.elements()) == length
     if gamma >= 3:
-        assert len(output.accepted_lengths) >= 3  # blocks were accepted in full, in part, not at all
+        assert (
+            len(output.accepted_lengths) >= 3
+        )  # blocks were accepted in full, in part, not at all
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 10))
@@ -207,9 +209,7 @@ def test_a_cut_draft_head_and_a_draft_temperature_keep_greedy_output() -> None:
     with torch.no_grad():
         head.weight.copy_(draft.get_output_embeddings().weight[kept])
     draft.set_output_embeddings(head)
-    decoder = DeviceDecoder(
-        target, draft, gamma=3, capacity=100, kept=kept, draft_temperature=0.5
-    )
+    decoder = DeviceDecoder(target, draft, gamma=3, capacity=100, kept=kept, draft_temperature=0.5)
     output = decoder.generate(PROMPT, greedy(max_tokens=60))
     assert output.token_ids == ordinary(target, None, PROMPT, 0, greedy(max_tokens=60))
     drafted = decoder.generate(PROMPT, SamplingParams(max_tokens=60, seed=1))
@@ -242,7 +242,9 @@ def test_caches_stay_as_large_as_they_were() -> None:
     assert decoder.target.cache_bytes() == before == 2 * 2 * 2 * decoder.target.capacity * 8 * 4
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports a compiler
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's own, where it imports a compiler
 def test_a_traced_forward_equals_the_ordinary_one() -> None:
     # What torch.compile must be able to do: one graph, no break. gpu_check.py lets it generate code.
     model = tiny_llama(layers=1)

@@ -66,7 +66,7 @@ def redrawn(case: Case, generator: torch.Generator) -> Case:
 def special_cases(vocabulary: int = 100) -> Iterator[tuple[str, Case]]:
     """Yield named inputs at the edges of the contract."""
     generator = torch.Generator().manual_seed(1)
-    base = random_case(4, 3, vocabulary, seed=2)
+    base = random_case(3, 2, vocabulary, seed=2)
     assert base.draft_logits is not None
     target, draft = base.target_logits, base.draft_logits
     columns = torch.arange(vocabulary)
@@ -74,53 +74,72 @@ def special_cases(vocabulary: int = 100) -> Iterator[tuple[str, Case]]:
     yield "float64 uniforms near 1", replace(base, uniforms=1.0 - base.uniforms * 2.0**-50)
     yield "uniforms of 0", replace(base, uniforms=torch.zeros_like(base.uniforms))
     peaked = target + 1e4 * (columns == 7)
+    strided = torch.stack([base.uniforms, base.uniforms], -1)[..., 0]
+    yield "strided uniforms", replace(base, uniforms=strided)
     yield "one-hot target", replace(base, target_logits=peaked)
-    yield "one-hot both", redrawn(
-        replace(base, target_logits=peaked, draft_logits=peaked[:, :3]), generator
+    yield (
+        "one-hot both",
+        redrawn(replace(base, target_logits=peaked, draft_logits=peaked[:, :2]), generator),
     )
-    same = redrawn(replace(base, draft_logits=target[:, :3].clone()), generator)
+    same = redrawn(replace(base, draft_logits=target[:, :2].clone()), generator)
     yield "identical", same
     yield "identical, rejected by rounding", replace(same, uniforms=_first_is_one(same))
     even, odd = columns % 2 == 0, columns % 2 == 1
-    yield "disjoint", redrawn(
-        replace(
-            base,
-            target_logits=target.masked_fill(even, -torch.inf),
-            draft_logits=draft.masked_fill(odd, -torch.inf),
+    yield (
+        "disjoint",
+        redrawn(
+            replace(
+                base,
+                target_logits=target.masked_fill(even, -torch.inf),
+                draft_logits=draft.masked_fill(odd, -torch.inf),
+            ),
+            generator,
         ),
-        generator,
     )
     masked = columns >= 40  # whole tiles of nothing at the end
-    yield "masked tokens", redrawn(
-        replace(
-            base,
-            target_logits=target.masked_fill(masked, -torch.inf),
-            draft_logits=draft.masked_fill(columns < 20, -torch.inf),
+    yield (
+        "masked tokens",
+        redrawn(
+            replace(
+                base,
+                target_logits=target.masked_fill(masked, -torch.inf),
+                draft_logits=draft.masked_fill(columns < 20, -torch.inf),
+            ),
+            generator,
         ),
-        generator,
     )
-    yield "one token left", replace(
-        base, target_logits=target.masked_fill(columns != vocabulary - 1, -torch.inf)
+    yield (
+        "one token left",
+        replace(base, target_logits=target.masked_fill(columns != vocabulary - 1, -torch.inf)),
     )
-    yield "logits of 1e4", redrawn(
-        replace(base, target_logits=1e4 * target.sign(), draft_logits=1e4 * draft.sign()),
-        generator,
+    yield (
+        "logits of 1e4",
+        redrawn(
+            replace(base, target_logits=1e4 * target.sign(), draft_logits=1e4 * draft.sign()),
+            generator,
+        ),
     )
-    yield "ties", redrawn(
-        replace(base, target_logits=target.round(), draft_logits=draft.round()), generator
+    yield (
+        "ties",
+        redrawn(replace(base, target_logits=target.round(), draft_logits=draft.round()), generator),
     )
-    yield "flat", redrawn(
-        replace(base, target_logits=0 * target, draft_logits=0 * draft - 1e4), generator
+    yield (
+        "flat",
+        redrawn(replace(base, target_logits=0 * target, draft_logits=0 * draft - 1e4), generator),
     )
     yield "certain draft", replace(base, draft_logits=None)
-    yield "draft temperature", redrawn(
-        replace(base, draft_temperature=torch.tensor([0.5, 1.0, 0.0, 1.7])), generator
+    yield (
+        "draft temperature",
+        redrawn(replace(base, draft_temperature=torch.tensor([0.5, 1.7, 0.0])), generator),
     )
-    yield "cold", redrawn(replace(base, temperature=torch.full((4,), 1e-3)), generator)
-    yield "padded vocabulary", replace(
-        base,
-        target_logits=torch.cat([target, target + 50], -1)[..., :vocabulary],
-        draft_logits=torch.cat([draft, draft + 50], -1)[..., :vocabulary],
+    yield "cold", redrawn(replace(base, temperature=torch.full((3,), 1e-3)), generator)
+    yield (
+        "padded vocabulary",
+        replace(
+            base,
+            target_logits=torch.cat([target, target + 50], -1)[..., :vocabulary],
+            draft_logits=torch.cat([draft, draft + 50], -1)[..., :vocabulary],
+        ),
     )
 
 
@@ -129,3 +148,18 @@ def _first_is_one(case: Case) -> torch.Tensor:
     uniforms = case.uniforms.clone()
     uniforms[case.drafted_count > 0, 0] = 1.0
     return uniforms
+
+
+class QueuedDraws:
+    """Answers with given uniforms, in order."""
+
+    def __init__(self, uniforms: list[float]) -> None:
+        self.uniforms = list(uniforms)
+
+    def token(self, probs: torch.Tensor) -> int:
+        cumulative = probs.double().cumsum(-1)
+        drawn = self.uniforms.pop(0) * cumulative[-1]
+        return int(torch.searchsorted(cumulative, drawn, right=True))
+
+    def accepts(self, probability: float) -> bool:
+        return self.uniforms.pop(0) < probability

@@ -49,13 +49,13 @@ def verify_block(
 
     Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
     """
+    counts = (drafted, drafted_count)
+    chance = (temperature, uniforms, draft_temperature)
     if target_logits.is_cuda and HAS_TRITON:
-        from .verify_triton import verify_block_triton as verify
-    else:
-        verify = verify_block_reference
-    return verify(
-        target_logits, draft_logits, drafted, drafted_count, temperature, uniforms, draft_temperature
-    )
+        from .verify_triton import verify_block_triton  # triton is not everywhere
+
+        return verify_block_triton(target_logits, draft_logits, *counts, *chance)
+    return verify_block_reference(target_logits, draft_logits, *counts, *chance)
 
 
 def draw_tokens(

@@ -10,8 +10,6 @@ Sums over a tile are float32; what is scalar or one per tile is float64, so u ke
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -126,7 +124,9 @@ def _accept(
     )
     at = target + row * target_row + places * target_place + token
     logit = tl.load(at, mask=tested, other=float("-inf")).to(tl.float32)
-    p = tl.where(heat > 0.0, _relative(logit, p_peak, heat) / p_mass, (best == token).to(tl.float32))
+    p = tl.where(
+        heat > 0.0, _relative(logit, p_peak, heat) / p_mass, (best == token).to(tl.float32)
+    )
 
     from_law = tl.where(tested, draft_heat, 0.0) > 0.0
     q_peak, q_mass, _ = _combine(
@@ -138,7 +138,9 @@ def _accept(
 
     u = tl.load(uniforms + row * (gamma + 1) + places, mask=tested, other=1.0)
     kept = tested & (u < tl.div_rn(p, q).to(tl.float64))
-    length = tl.min(tl.where(kept, ROWS, places), axis=0)  # the first not kept; `count` is not tested
+    length = tl.min(
+        tl.where(kept, ROWS, places), axis=0
+    )  # the first not kept; `count` is not tested
     stop = places == length
     tl.store(accepted + row, length.to(tl.int64))
     tl.store(tokens + row, tl.sum(tl.where(stop, best, 0), axis=0).to(tl.int64))  # if greedy
@@ -176,7 +178,9 @@ def _draw(
     heat = tl.load(temperature + row)
     if heat > 0.0:
         length = tl.load(accepted + row)
-        used = length + (length < tl.load(drafted_count + row)).to(tl.int64)  # uniforms of the tests
+        used = length + (length < tl.load(drafted_count + row)).to(
+            tl.int64
+        )  # uniforms of the tests
         u = tl.load(uniforms + row * (gamma + 1) + used)
         every = tl.arange(0, TILES)
         inside = every < tiles
