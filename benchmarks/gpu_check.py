@@ -12,7 +12,7 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -417,11 +417,11 @@ def _greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Checks and measures foredraft on a card.")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu_check.json"))
     parser.add_argument("--tiny", action="store_true", help="rehearse on the CPU with tiny models")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if not arguments.tiny and not torch.cuda.is_available():
         print("no card: skipped")
         return

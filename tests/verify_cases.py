@@ -71,7 +71,7 @@ def special_cases(vocabulary: int = 100) -> Iterator[tuple[str, Case]]:
     target, draft = base.target_logits, base.draft_logits
     columns = torch.arange(vocabulary)
 
-    yield "float64 uniforms near 1", replace(base, uniforms=1.0 - base.uniforms * 2.0**-50)
+    yield "uniforms next to 1", replace(base, uniforms=torch.full_like(base.uniforms, 1 - 2**-53))
     yield "uniforms of 0", replace(base, uniforms=torch.zeros_like(base.uniforms))
     peaked = target + 1e4 * (columns == 7)
     strided = torch.stack([base.uniforms, base.uniforms], -1)[..., 0]

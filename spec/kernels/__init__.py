@@ -49,13 +49,12 @@ def verify_block(
 
     Source: Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1.
     """
-    counts = (drafted, drafted_count)
-    chance = (temperature, uniforms, draft_temperature)
+    laws = (target_logits, draft_logits, drafted, drafted_count, temperature)
     if target_logits.is_cuda and HAS_TRITON:
         from .verify_triton import verify_block_triton  # triton is not everywhere
 
-        return verify_block_triton(target_logits, draft_logits, *counts, *chance)
-    return verify_block_reference(target_logits, draft_logits, *counts, *chance)
+        return verify_block_triton(*laws, uniforms, draft_temperature)
+    return verify_block_reference(*laws, uniforms, draft_temperature)
 
 
 def draw_tokens(

@@ -88,14 +88,14 @@ def _measure(
     if place <= gamma:
         used = place <= count
         heat = tl.load(temperature + row)
-        at = target + row * target_row + place * target_place + index
-        logits = tl.load(at, mask=inside & used, other=float("-inf")).to(tl.float32)
+        offset = row * target_row + place * target_place + index
+        logits = tl.load(target + offset, mask=inside & used, other=float("-inf")).to(tl.float32)
     else:
         place -= gamma + 1
         heat = tl.load(drawn + row)
         used = (place < count) & (heat > 0.0)
-        at = draft + row * draft_row + place * draft_place + index
-        logits = tl.load(at, mask=inside & used, other=float("-inf")).to(tl.float32)
+        offset = row * draft_row + place * draft_place + index
+        logits = tl.load(draft + offset, mask=inside & used, other=float("-inf")).to(tl.float32)
     if used:
         peak = tl.max(logits, axis=0)
         mass = tl.sum(_relative(logits, peak, heat), axis=0)
