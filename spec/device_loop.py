@@ -64,7 +64,8 @@ class DeviceDecoder:
             draft_temperature: multiplies the request's temperature when the draft draws.
 
         Raises:
-            ValueError: if γ is not in range, or a model cannot be decoded with static shapes.
+            ValueError: if γ is not in range, the models are on different devices, or one of them
+                cannot be decoded with static shapes.
         """
         if not 0 <= gamma <= 16 or (gamma > 0) != (draft is not None):
             raise ValueError(f"gamma must be 1 to 16 with a draft and 0 without, got {gamma!r}")
@@ -77,6 +78,10 @@ class DeviceDecoder:
         self.width = self.target.width if width is None else width
         self._kept, self._draft_factor = kept, draft_temperature
         self.device = device = self.target.device
+        if self.draft is not None and self.draft.device != device:
+            raise ValueError(
+                f"draft must be on the target's device, {device}, got {self.draft.device}"
+            )
         self._pool = graph_pool(device)
         self._runners: dict[tuple[str, int, SamplingParams], GraphRunner] = {}
 
@@ -195,7 +200,7 @@ class DeviceDecoder:
         if _filtered(params):
             logits = token_probs(logits[0], params).log()[None]
         room = self._end - self._length - 1  # what the output's limit leaves
-        usable = torch.where(self._length > 1, room, 0)  # a draft needs two tokens before it
+        usable = room * (self._length > 1)  # a draft needs two tokens before it
         accepted, last = verify_block(
             logits,
             self._draft_logits,

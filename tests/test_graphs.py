@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foredraft.spec import (
     CachedModel,
@@ -17,7 +18,13 @@ from foredraft.spec import (
     decode_round,
 )
 from foredraft.spec.device_loop import DeviceDecoder, DeviceOutput, generate_device
-from foredraft.spec.graphs import TOKEN_BUCKETS, StaticModel, token_bucket, visible_bucket
+from foredraft.spec.graphs import (
+    TOKEN_BUCKETS,
+    GraphRunner,
+    StaticModel,
+    token_bucket,
+    visible_bucket,
+)
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 from verify_cases import QueuedDraws
 
@@ -188,6 +195,72 @@ def test_sampling_on_the_device_equals_the_ordinary_loop_with_its_uniforms(
     assert len(output.accepted_lengths) >= 2
 
 
+class CaptureRules(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses what a CUDA graph cannot hold: a read by the host, a shape that depends on values, a copy
+    of a number from the host (`torch.where` with a Python scalar makes one on a card)."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        self.seen += 1
+        assert name not in ("aten::_local_scalar_dense", "aten::nonzero"), name
+        assert name != "aten::lift_fresh" or args[0].dim() == 0, "a tensor made of Python numbers"
+        if name == "aten::where.self":
+            assert all(value.dim() > 0 for value in args), "where with a scalar"
+        for index in (
+            args[1] if name.startswith("aten::index") and isinstance(args[1], list) else ()
+        ):
+            assert index is None or index.dtype != torch.bool, "an index that is a mask"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_k": 30, "top_p": 0.9}])
+def test_what_is_captured_can_be_captured(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = CaptureRules()  # type: ignore[no-untyped-call]
+
+    class Watched(GraphRunner):
+        def __call__(self) -> None:
+            with rules:
+                super().__call__()
+
+    monkeypatch.setattr("foredraft.spec.device_loop.GraphRunner", Watched)
+    target = tiny_llama()
+    params = SamplingParams(**settings, max_tokens=12, seed=1)
+    output = generate_device(target, noisy_copy(target), PROMPT, 3, params)
+    assert len(output.token_ids) == 12
+    assert rules.seen > 1000
+    with pytest.raises(AssertionError, match="where with a scalar"), rules:
+        torch.where(torch.ones(2) > 0, torch.ones(2), 0.0)
+
+
+def test_one_read_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[object] = []
+
+    class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.name() == "aten::_local_scalar_dense":
+                reads.append(func)
+            return func(*args, **(kwargs or {}))
+
+    whole = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        reads.append(tensor)
+        return whole(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    model = tiny_llama()
+    decoder = DeviceDecoder(model, model, gamma=3, capacity=64)
+    with Counted():  # type: ignore[no-untyped-call]
+        output = decoder.generate(PROMPT, greedy(max_tokens=20))
+    assert len(reads) == output.rounds
+
+
 def test_seeds_reproduce_and_requests_do_not_touch_each_other() -> None:
     target = tiny_llama(sharpness=2.0)
     decoder = DeviceDecoder(target, noisy_copy(target), gamma=3, capacity=100)
@@ -227,6 +300,8 @@ def test_what_cannot_be_static_is_refused_by_name() -> None:
         decoder.generate(PROMPT, greedy(max_tokens=60))
     with pytest.raises(ValueError, match="repetition_penalty"):
         decoder.generate(PROMPT, greedy(max_tokens=8, repetition_penalty=1.2))
+    with pytest.raises(ValueError, match="draft must be on the target's device, cpu, got meta"):
+        DeviceDecoder(model, tiny_llama().to("meta"), gamma=2, capacity=64)
     eager = tiny_llama(attn_implementation="eager")
     with pytest.raises(ValueError, match="attn_implementation must be 'sdpa'"):
         StaticModel(eager, capacity=64)

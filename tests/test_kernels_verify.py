@@ -23,8 +23,8 @@ SHAPES = [  # rows, γ, V: not multiples of a tile of 64, but one
         (rows, gamma, size, torch.float32)
         for rows, gamma, size in ((1, 0, 7), (5, 8, 50), (1, 4, 257))
     ),
-    *((2, 2, 64, dtype) for dtype in FLOATS),
-    *((4, 1, 130, dtype) for dtype in FLOATS),
+    *((2, 2, 130, dtype) for dtype in FLOATS),
+    (4, 1, 64, torch.float32),
 ]
 SPECIAL = dict(special_cases())
 
@@ -144,12 +144,11 @@ def test_draw_tokens_inverts_the_law() -> None:
         assert draw_tokens(logits, heat, uniforms).tolist() == [token, 0]
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_million_draws_follow_the_targets_law(temperature: float) -> None:
+def test_a_million_draws_follow_the_targets_law() -> None:
     # Pairs of tokens from blocks of two, completed by one more draw where the block was cut short.
     # Chi-square over 64 cells (none expected less than 5 times), fixed seed; a right verifier fails
     # once in 100,000 runs. The draft is drawn at another temperature than the target.
-    vocabulary, gamma, chunk, chunks = 8, 1, 100_000, 10
+    vocabulary, gamma, chunk, chunks, temperature = 8, 1, 100_000, 10, 0.7
     generator = torch.Generator().manual_seed(7)
     first = torch.randn(vocabulary, generator=generator)
     second = torch.randn(vocabulary, vocabulary, generator=generator)  # [x1, V]

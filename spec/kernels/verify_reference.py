@@ -42,7 +42,7 @@ def _laws(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return the law of each row [B, N, V]; the one-hot of the largest logit where temperature is 0."""
     logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     sampled = temperature[:, None, None] > 0.0  # [B, 1, 1]
-    laws = (logits / torch.where(sampled, temperature[:, None, None], 1.0)).softmax(-1)
+    laws = (logits / temperature[:, None, None].masked_fill(~sampled, 1.0)).softmax(-1)
     best = torch.zeros_like(laws).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return torch.where(sampled, laws, best)
 
