@@ -145,6 +145,20 @@ def _checked_word(word: str | Sequence[int]) -> BadWord:
     return tokens
 
 
+def refuse_fields(params: SamplingParams, names: Sequence[str], where: str) -> None:
+    """Raise where a field differs from its default.
+
+    Args:
+        where: ends the sentence "… is not supported".
+
+    Raises:
+        ValueError: naming the field and the value.
+    """
+    for name in names:
+        if (value := getattr(params, name)) != getattr(SamplingParams(), name):
+            raise ValueError(f"{name} is not supported {where}, got {value!r}")
+
+
 def _check_number(
     name: str, value: float, *, low: float, high: float = math.inf, above_low: bool = False
 ) -> None:

@@ -17,7 +17,7 @@ import torch
 from .cache import KVCache
 from .cached import cache_argument, context_length, refuse_without_rollback
 from .draws import Draws, GeneratorDraws
-from .params import SamplingParams
+from .params import SamplingParams, refuse_fields
 from .sampling import token_probs
 
 PREFILL = 8  # prompts computed together
@@ -141,9 +141,7 @@ def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]])
     refuse_without_rollback(model)
     if not full_attention(model):
         raise ValueError(f"{type(model).__name__}: rows of different length need full attention")
-    for name in UNSUPPORTED:
-        if (value := getattr(params, name)) != getattr(SamplingParams(), name):
-            raise ValueError(f"{name} is not supported when decoding many rows, got {value!r}")
+    refuse_fields(params, UNSUPPORTED, "when decoding many rows")
     room = context_length(model) - 1
     for index, prompt in enumerate(prompts):
         if not 1 <= len(prompt) <= room:

@@ -20,25 +20,26 @@ ALLOWED = {
 }
 
 
-def imported_packages(path: Path) -> set[str]:
-    """Return which of our packages a file imports, itself aside."""
+def imported_packages(path: Path, package: Path) -> set[str]:
+    """Return which of our packages a file in a package's folder imports, itself aside."""
+    depth = len(path.relative_to(package).parts) + 1  # dots that lead out of the package
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            if node.level == 2:
+            if node.level == depth:
                 found |= {(node.module or "").split(".")[0]} - {""}
                 found |= {name.name for name in node.names if not node.module}
             elif node.level == 0 and (node.module or "").startswith("foredraft."):
                 found.add((node.module or "").split(".")[1])
         elif isinstance(node, ast.Import):
             found |= {n.name.split(".")[1] for n in node.names if n.name.startswith("foredraft.")}
-    return found - {path.parent.name}
+    return found - {package.name}
 
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_point_one_way(package: str) -> None:
-    for path in (ROOT / package).glob("*.py"):
-        assert imported_packages(path) <= ALLOWED[package], path
+    for path in (ROOT / package).rglob("*.py"):
+        assert imported_packages(path, ROOT / package) <= ALLOWED[package], path
 
 
 def test_the_import_test_sees_an_import(tmp_path: Path) -> None:
@@ -46,18 +47,21 @@ def test_the_import_test_sees_an_import(tmp_path: Path) -> None:
     folder.mkdir()
     path = folder / "x.py"
     path.write_text("from ..train import distill\nimport foredraft.data.corpus\n")
-    assert imported_packages(path) == {"train", "data"}
+    assert imported_packages(path, folder) == {"train", "data"}
+    (folder / "inner").mkdir()
+    path = folder / "inner" / "y.py"
+    path.write_text("from ...train import distill\nfrom ..x import z\n")
+    assert imported_packages(path, folder) == {"train"}
 
 
 def test_every_package_and_data_file_is_shipped() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {path.parent.name for path in ROOT.glob("*/py.typed")}
     assert folders == set(ALLOWED)
-    assert {name.removeprefix("foredraft.") for name in setup["packages"]} == folders
     assert setup["package-dir"] == {f"foredraft.{name}": name for name in folders}
-    for name in folders:
-        inner = [path for path in (ROOT / name).rglob("__init__.py") if path.parent.name != name]
-        assert not inner, "a package inside a package is missing from the wheel"
+    inside = {path.parent for name in folders for path in (ROOT / name).rglob("__init__.py")}
+    dotted = {".".join(("foredraft", *path.relative_to(ROOT).parts)) for path in inside}
+    assert set(setup["packages"]) == dotted, "a package that is not named is missing from the wheel"
 
 
 @pytest.mark.parametrize("module", ["foredraft.train", "foredraft.cli.main"])
