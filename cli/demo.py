@@ -105,7 +105,7 @@ class _Demo:
         settings = CorpusConfig(
             temperatures=(0.0, 0.7, 1.0),
             max_new_tokens=self.config.max_new_tokens,
-            batch_size=96,
+            batch_size=64,
         )
         deadline = time.perf_counter() + CORPUS * self.seconds
 
@@ -244,6 +244,7 @@ class _Demo:
             loss=self.config.loss,
             steps=self.config.steps,
             batch_rows=self.config.batch_rows,
+            micro_rows=2,  # of like length: most of a batch of all lengths would be padding
             learning_rate=self.config.learning_rate,
             max_seconds=TRAIN * self.seconds,
             chunk_tokens=256,

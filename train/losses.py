@@ -155,7 +155,8 @@ class _ChunkedLinearLoss(torch.autograd.Function):
         total = torch.zeros(
             (), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device
         )
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         grad_bias = None if bias is None else torch.zeros_like(bias)
         with torch.autocast(device, enabled=False):
             for start in range(0, hidden.shape[0], chunk_tokens):
@@ -167,7 +168,8 @@ class _ChunkedLinearLoss(torch.autograd.Function):
                     (grad,) = torch.autograd.grad(loss, raw)  # [n, V]
                 total += loss.detach()
                 grad_hidden[chunk] = grad @ low_weight
-                grad_weight += grad.T @ low_hidden
+                if grad_weight is not None:
+                    grad_weight += grad.T @ low_hidden
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
