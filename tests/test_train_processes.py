@@ -15,8 +15,6 @@ from transformers import AutoModelForCausalLM
 from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_llama
 
-pytestmark = pytest.mark.slow
-
 TOLERANCE = 1e-4  # relative, of each step's loss: sums are taken in another order
 
 

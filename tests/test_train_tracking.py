@@ -142,7 +142,6 @@ def test_a_tracker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, report_to="nonsense")
 
 
-@pytest.mark.slow
 def test_wandb_itself_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real package, without key, network and keyboard."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
