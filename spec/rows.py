@@ -17,6 +17,7 @@ import torch
 from .cache import KVCache
 from .cached import cache_argument, context_length, refuse_without_rollback
 from .draws import Draws, GeneratorDraws
+from .grouped import grouped_attention
 from .params import SamplingParams, refuse_fields
 from .sampling import token_probs
 
@@ -214,7 +215,8 @@ class _Batch:
         self._cache.cover = longest
         self._cache.place_rows(positions)
         seen = torch.arange(longest + 1, device=self._device) <= positions  # [rows, longest + 1]
-        with self._head.register_forward_pre_hook(self._keep_states):
+        hook = self._head.register_forward_pre_hook(self._keep_states)
+        with hook, grouped_attention(self.model):
             logits = self.model(
                 input_ids=tokens.to(self._device),
                 attention_mask=seen,
