@@ -17,6 +17,7 @@ from .draft_folder import (
 )
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
+from .drop_in import ForedraftGenerate, foredraft_generate
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
 from .params import SamplingParams
@@ -37,6 +38,7 @@ __all__ = [
     "Drafter",
     "Draws",
     "FixedLookahead",
+    "ForedraftGenerate",
     "GeneratorDraws",
     "LookaheadPolicy",
     "ModelDrafter",
@@ -53,6 +55,7 @@ __all__ = [
     "decode_rows",
     "encode_text",
     "eos_token_ids",
+    "foredraft_generate",
     "full_attention",
     "load_causal_lm",
     "load_drafter",
