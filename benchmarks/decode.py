@@ -81,7 +81,8 @@ class DecodeBenchmark:
     output: str = "runs/decode"
     """Folder for decode.json."""
     arms: tuple[str, ...] = KINDS
-    """Kinds of arms: generate (always), assisted, heuristic, confidence, lookup; plain, ours, adaptive, drop-in."""
+    """Kinds of arms: generate (always), assisted, heuristic, confidence, lookup, which are transformers'
+    ways; plain, ours, adaptive, drop-in, which are ours."""
     heads: tuple[str, ...] = ("cut",)
     """The assistant's head where the draft has a cut one: "cut" (as ours uses it), "whole" (as a plain
     load of the folder gives it), or both."""

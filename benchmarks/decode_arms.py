@@ -178,10 +178,11 @@ def ours_arm(
         marking.marks = marks
         return decoder.generate([list(prompt)], params)[0].token_ids
 
-    drafter = decoder.drafter
-    drafts = isinstance(drafter, ModelDrafter) and policy.gamma_max > 0
-    models = (decoder.target.model, *((drafter.cached.model,) if drafts else ()))
-    return Arm(name, about, models, decode, base)
+    drafter = decoder.drafter if policy.gamma_max > 0 else None
+    models = [decoder.target.model]
+    if isinstance(drafter, ModelDrafter):
+        models.append(drafter.cached.model)
+    return Arm(name, about, tuple(models), decode, base)
 
 
 def drop_in_arm(

@@ -114,12 +114,12 @@ class ForwardTimer:
     def _stamp(self) -> Any:
         if not self._on_card:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
 
-class HostReads(TorchDispatchMode):
+class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the times that the host asks for a value that the device has to compute first.
 
     `.item()`, `bool`, `int`, `float`, `nonzero` and friends, boolean indexing, `.tolist()`, `.numpy()`,
@@ -127,18 +127,19 @@ class HostReads(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device.type
         self.count = 0
         self._whole = _WholeReads(self)
 
     def __enter__(self) -> HostReads:
-        self._whole.__enter__()
-        return super().__enter__()  # type: ignore[no-any-return]
+        self._whole.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        self._whole.__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._whole.__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def saw(self, tensor: Any) -> None:
         """Count a read of this tensor, where it is the device's."""
@@ -178,11 +179,11 @@ class _WholeReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class LiveTensors(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the bytes of tensors that are alive, and their peak; known ones are not counted."""
 
     def __init__(self, known: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
         self._live = 0
         self.peak = 0

@@ -17,7 +17,7 @@ IDS = torch.tensor([[1, 2, 3]])
 REFUSED: dict[str, dict[str, Any]] = {
     "num_beams": {"num_beams": 3},
     "penalty_alpha": {"penalty_alpha": 0.6, "top_k": 4},
-    "force_words_ids": {"force_words_ids": [[1]], "num_beams": 2},
+    "force_words_ids": {"force_words_ids": [[1]]},
     "output_attentions": {"output_attentions": True, "return_dict_in_generate": True},
     "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
     "guidance_scale": {"guidance_scale": 1.5},
