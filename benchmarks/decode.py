@@ -153,10 +153,14 @@ def run_benchmark(config: DecodeBenchmark, console: Console) -> dict[str, Any]:
         arms, prompts, repeats=config.repeats, clock=clock, seed=config.seed,
         max_seconds=config.max_seconds,
     )  # fmt: skip
-    exact = config.temperature == 0.0 and config.dtype == "float32"
+    greedy = config.temperature == 0.0
     figures = [
         probed(figure, arm, prompts[: len(runs[arm.name])], config.max_tokens, clock)
-        for arm, figure in zip(arms, compare(arms, runs, exact=exact), strict=True)
+        for arm, figure in zip(
+            arms,
+            compare(arms, runs, greedy=greedy, exact=greedy and config.dtype == "float32"),
+            strict=True,
+        )
     ]
     print_table(figures, console)
     content = {
@@ -312,18 +316,19 @@ def timed(
 
 
 def compare(
-    arms: Sequence[Arm], runs: dict[str, list[list[Run]]], *, exact: bool
+    arms: Sequence[Arm], runs: dict[str, list[list[Run]]], *, greedy: bool, exact: bool
 ) -> list[ArmFigures]:
     """Return the figures of each arm.
 
     Args:
-        exact: outputs must be `generate`'s; no ratio is given for an arm where one is not.
+        greedy: outputs are compared with `generate`'s.
+        exact: they must be the same; no ratio is given for an arm where one is not.
     """
     reference = runs["generate"]
     all_figures = []
     for arm in arms:
         mine = runs[arm.name]
-        figures = arm_figures(arm.name, arm.about, mine, reference)
+        figures = arm_figures(arm.name, arm.about, mine, reference if greedy else None)
         ratios = []
         if not exact or figures.equal_outputs == figures.outputs:
             bases = ["generate"] if arm.name != "generate" else []

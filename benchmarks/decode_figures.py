@@ -60,7 +60,7 @@ class ArmFigures:
     tokens: int
     rounds: int
     block_efficiency: float  # tokens a target forward
-    equal_outputs: int  # prompts whose tokens are generate's in every repeat
+    equal_outputs: int | None  # prompts whose tokens are generate's in every repeat; greedy only
     outputs: int
     ratios: list[Ratio]  # none where greedy outputs differ
     outside_share: float | None = None  # of a round, in neither forward
@@ -75,21 +75,23 @@ def arm_figures(
     name: str,
     about: str,
     runs: Sequence[Sequence[Run]],
-    reference: Sequence[Sequence[Run]],
+    reference: Sequence[Sequence[Run]] | None,
 ) -> ArmFigures:
     """Return an arm's own figures.
 
     Args:
         runs: of each prompt, of each repeat.
-        reference: the runs of transformers' `generate`.
+        reference: the runs of transformers' `generate`; None: outputs are not to be compared.
     """
     first = [repeats[0] for repeats in runs]
     seconds, decoded = _median(_table(runs)).sum(0)
     rounds = sum(run.rounds for run in first)
-    equal = [
-        all(run.tokens == theirs[0].tokens for run in mine)
-        for mine, theirs in zip(runs, reference, strict=True)
-    ]
+    equal = None
+    if reference is not None:
+        equal = sum(
+            all(run.tokens == theirs[0].tokens for run in mine)
+            for mine, theirs in zip(runs, reference, strict=True)
+        )
     whole = [statistics.median(run.seconds for run in repeats) for repeats in runs]
     tokens = sum(len(run.tokens) for run in first)
     firsts = [statistics.median(run.first_seconds for run in repeats) for repeats in runs]
@@ -102,8 +104,8 @@ def arm_figures(
         tokens=tokens,
         rounds=rounds,
         block_efficiency=tokens / rounds,
-        equal_outputs=sum(equal),
-        outputs=len(equal),
+        equal_outputs=equal,
+        outputs=len(runs),
         ratios=[],
     )
 
@@ -193,7 +195,7 @@ def _cells(arm: ArmFigures) -> list[str]:
         _number(arm.host_reads_per_round, "{:.1f}"),
         f"{arm.first_round_ms:.0f}",
         "–" if not arm.bound_bytes else f"{(arm.peak_bytes or 0) / arm.bound_bytes:.2f}",
-        f"{arm.equal_outputs}/{arm.outputs}",
+        "–" if arm.equal_outputs is None else f"{arm.equal_outputs}/{arm.outputs}",
     ]
 
 

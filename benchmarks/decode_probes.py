@@ -14,7 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 aten = torch.ops.aten
-SCALAR_READS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal}
+# In inference mode composite operators arrive whole: `item` in place of `_local_scalar_dense`.
+SCALAR_READS = {
+    aten._local_scalar_dense,
+    aten.item,
+    aten.is_nonzero,
+    aten.nonzero,
+    aten.masked_select,
+    aten.equal,
+}
+COPIES = {aten._to_copy, aten.to, aten.copy_}
 # Not seen by the dispatcher where the tensor lies on the host already.
 WHOLE_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
@@ -157,12 +166,11 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         ):
             self.saw(args[0])
-        elif self._device != "cpu":
-            target = args[0] if packet is aten.copy_ else None
-            source = args[1] if packet is aten.copy_ else args[0] if args else None
-            device = (kwargs or {}).get("device") if packet is aten._to_copy else None
-            if "cpu" in (getattr(device, "type", None), target is not None and target.device.type):
-                self.saw(source)
+        elif packet in COPIES and self._device != "cpu":
+            values = (*args, *(kwargs or {}).values())
+            devices = [args[0].device if packet is aten.copy_ else None, *values]
+            if any(isinstance(d, torch.device) and d.type == "cpu" for d in devices):
+                self.saw(args[1] if packet is aten.copy_ else args[0])
         return func(*args, **(kwargs or {}))
 
 
