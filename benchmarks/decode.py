@@ -350,14 +350,15 @@ def probed(
     first prompt for host reads and memory."""
     device = next(arm.models[0].parameters()).device
     timer = ForwardTimer(arm.models, device)
-    window, forwards = 0.0, [0.0] * len(arm.models)
+    window, forwards, rounds = 0.0, [0.0] * len(arm.models), []
     with timer.running():
         for prompt in prompts:
             timer.reset()
-            window += timed(arm, prompt, clock, timer.reset).decode_seconds
+            run = timed(arm, prompt, clock, timer.reset)
+            window += run.decode_seconds
+            rounds.append(run.rounds)
             forwards = [a + b for a, b in zip(forwards, timer.seconds(), strict=True)]
     shares = [part / window for part in forwards] if window > 0 else None
-    rounds = timed(arm, prompts[0], clock).rounds
     with HostReads(device) as reads:
         arm.decode(prompts[0], None)
     positions = len(prompts[0]) + max_tokens
@@ -367,7 +368,7 @@ def probed(
         outside_share=None if shares is None else max(0.0, 1.0 - sum(shares)),
         target_share=None if shares is None else shares[0],
         draft_share=None if shares is None else sum(shares[1:]),
-        host_reads_per_round=reads.count / rounds,
+        host_reads_per_round=reads.count / rounds[0],
         peak_bytes=weights + _peak(arm, prompts[0], device),
         bound_bytes=weights + sum(cache_bytes(model, positions) for model in arm.models),
     )

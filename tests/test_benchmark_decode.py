@@ -118,7 +118,7 @@ def test_ratio_is_paired_and_its_interval_is_over_prompts() -> None:
 def test_host_reads_counts_each_way_to_read_a_value(inference: bool) -> None:
     with torch.inference_mode(inference):
         values = torch.arange(4.0)
-    reads = {
+    reads: dict[str, Any] = {
         "item": lambda: values[1].item(),
         "bool": lambda: bool(values[1] > 0),
         "int": lambda: int(values[1]),
@@ -259,6 +259,10 @@ def test_benchmark_samples_and_takes_only_the_arms_asked_for(
     assert [arm["name"] for arm in content["arms"]] == names
     assert {arm["equal_outputs"] for arm in content["arms"]} == {None}  # not to be compared
     assert all(arm["ratios"] for arm in content["arms"][1:])
+    for name, gamma in (("assisted γ=1", 1), ("ours γ=1", 1), ("assisted γ=3", 3), ("ours γ=3", 3)):
+        run = content["runs"][name][0][0]
+        assert run["tokens"] / run["rounds"] <= gamma + 1
+    assert content["runs"]["ours γ=3"][0][0]["first_tokens"] > 2  # its γ is not that of the others
     for runs in content["runs"].values():
         assert runs[0][0]["tokens"] == runs[0][1]["tokens"]  # seeded alike
 
