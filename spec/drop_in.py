@@ -1,23 +1,20 @@
-"""Our loop inside transformers' `generate`: `model.generate(…, custom_generate=foredraft_generate(…))`.
-
-Returns what `generate` returns. See `foredraft_generate` for what a call may ask for.
-"""
+"""Our loop inside transformers' `generate`: `model.generate(…, custom_generate=foredraft_generate(…))`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .decoder import DEFAULT_GAMMA, load_drafter, load_lookahead, target_width
 from .drafter import Drafter, ModelDrafter
 from .draws import GeneratorDraws
 from .drop_in_call import draft_params, dropped_arguments, refuse_unsupported, unpadded
+from .drop_in_result import ResultRow, result_of
 from .load import DTYPES, load_tokenizer
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy
@@ -59,15 +56,6 @@ def foredraft_generate(
         ValueError: if an argument is not what it can be.
     """
     return ForedraftGenerate(draft, lookahead, tokenizer, pure_processors)
-
-
-@dataclass(slots=True)
-class _Row:
-    """One row of the result."""
-
-    tokens: list[int] = field(default_factory=list)  # generated, the end token included
-    scores: list[torch.Tensor] = field(default_factory=list)  # [1, V] a token, where asked
-    logits: list[torch.Tensor] = field(default_factory=list)  # [1, V] a token, where asked
 
 
 @dataclass(slots=True)
@@ -129,7 +117,7 @@ class ForedraftGenerate:
         )
         call.refuse_ragged(len(prompts))
         self.stats = []
-        rows: list[_Row] = []
+        rows: list[ResultRow] = []
         for index, prompt in enumerate(prompts):
             draws = GeneratorDraws(_seed(generator) if generation_config.do_sample else 0)
             repeated = index > 0 and prompt == prompts[index - 1]
@@ -138,7 +126,7 @@ class ForedraftGenerate:
             self.stats.append(stats)
         if streamer is not None:
             streamer.end()
-        return _assemble(input_ids, rows, generation_config)
+        return result_of(input_ids, rows, generation_config)
 
     def _parts_for(self, model: Any) -> _Parts:
         """Return the loaded parts; made at the first call, and again for another model."""
@@ -221,7 +209,7 @@ class _Call:
         draws: GeneratorDraws,
         *,
         repeated: bool,
-    ) -> tuple[_Row, DecodeStats]:
+    ) -> tuple[ResultRow, DecodeStats]:
         """Decode one row.
 
         Args:
@@ -229,7 +217,7 @@ class _Call:
             prompt: the row's tokens without padding.
             repeated: the row before had the same prompt.
         """
-        target, drafter, policy = self._parts.target, self._parts.drafter, self._parts.policy
+        target, drafter = self._parts.target, self._parts.drafter
         law = self._law(input_ids[index : index + 1], index, len(input_ids))
         budget = self._max_length - input_ids.shape[1]
         end = len(prompt) + budget
@@ -240,15 +228,18 @@ class _Call:
             target.begin(law, prompt, end, chunk=chunk)
         if drafter is not None:
             drafter.reset(end)
+        policy = RawOutcomes(self._parts.policy, target)
         policy.begin_request(self._draft_params)
-        tokens, row, stats = list(prompt), _Row(), DecodeStats()
+        as_called = None if drafter is None else CallDrafter(drafter, self._draft_params)
+        params = SamplingParams(temperature=1.0 if self._config.do_sample else 0.0)
+        tokens, row, stats = list(prompt), ResultRow(), DecodeStats()
         while True:
             emitted, outcome = decode_round(
                 tokens,
                 target,
-                None if drafter is None else CallDrafter(drafter, self._draft_params),
-                RawOutcomes(policy, target),
-                SamplingParams(temperature=1.0 if self._config.do_sample else 0.0),
+                as_called,
+                policy,
+                params,
                 draws,
                 gamma_limit=self._gamma_limit(len(tokens), end),
             )
@@ -275,7 +266,7 @@ class _Call:
             return 0
         return max(0, min(end - length - 1, drafter.context - length))
 
-    def _take(self, token: int, position: int, law: CallLaw, row: _Row) -> bool:
+    def _take(self, token: int, position: int, law: CallLaw, row: ResultRow) -> bool:
         """Add an emitted token to its row; return whether the row has ended."""
         target = self._parts.target
         row.tokens.append(token)
@@ -305,36 +296,3 @@ def _refuse_dropped(dropped: dict[str, Any], streamer: Any, *, rows: int) -> Non
         raise ValueError("synced_gpus = True is not supported: ranks would take different rounds")
     if streamer is not None and rows > 1:
         raise ValueError(f"streamer: rows are decoded one after the other, so one row, got {rows}")
-
-
-def _assemble(input_ids: torch.Tensor, rows: Sequence[_Row], config: GenerationConfig) -> Any:
-    """Return what `generate` returns: rows that ended early are filled with the pad token."""
-    longest = max(len(row.tokens) for row in rows)
-    pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
-    filled = [row.tokens + [pad or 0] * (longest - len(row.tokens)) for row in rows]
-    tokens = torch.tensor(filled, dtype=input_ids.dtype, device=input_ids.device)
-    sequences = torch.cat([input_ids, tokens], -1)  # [B, L + longest]
-    if not config.return_dict_in_generate:
-        return sequences
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,
-        scores=_steps([row.scores for row in rows], longest, pad, input_ids.device)
-        if config.output_scores
-        else None,
-        logits=_steps([row.logits for row in rows], longest, pad, input_ids.device)
-        if config.output_logits
-        else None,
-    )
-
-
-def _steps(
-    rows: Sequence[Sequence[torch.Tensor]], longest: int, pad: int | None, device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """Return [B, V] for each step. A row that has ended is sure of its padding."""
-    filler = torch.full_like(rows[0][0], -torch.inf)  # [1, V]
-    if pad is not None and pad < filler.shape[-1]:
-        filler[0, pad] = 0.0
-    return tuple(
-        torch.cat([row[step] if step < len(row) else filler for row in rows]).to(device)
-        for step in range(longest)
-    )

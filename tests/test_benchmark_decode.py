@@ -8,15 +8,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import decode
 import pytest
 import torch
-from decode import DecodeBenchmark, compare, measure, run_benchmark
 from rich.console import Console
 from test_spec_decoder import noisy_copy
 
+import decode
+from decode import run_benchmark
 from decode_arms import Arm, SpreadHead, as_assistant
+from decode_config import DecodeBenchmark
 from decode_figures import Run, ratio_of
+from decode_measuring import compare, measure
 from decode_probes import ForwardTimer, HostReads, LiveTensors, Marks, cache_bytes, weight_bytes
 from foredraft.data.prompts import split_of
 from foredraft.spec import DraftInfo, cut_head, model_fingerprint, save_kept_tokens, tokenizer_hash

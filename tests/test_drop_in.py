@@ -242,7 +242,7 @@ def test_scores_of_a_row_that_has_ended_are_sure_of_the_padding() -> None:
     assert not laws.isnan().any()
 
 
-def test_b87_streamer_gets_every_token_and_the_end() -> None:
+def test_streamer_gets_every_token_and_the_end() -> None:
     model = tiny_llama()
     theirs, mine = Recorder(), Recorder()
     ours = foredraft_generate(model, 4)
