@@ -135,6 +135,7 @@ def _peak(arm: Arm, prompt: Sequence[int], device: torch.device) -> int:
         arm.decode(prompt, None)
         return torch.cuda.max_memory_allocated(device) - before
     known = [weight for model in arm.models for weight in (*model.parameters(), *model.buffers())]
-    with LiveTensors(known) as live:
+    live = LiveTensors(known)
+    with live:
         arm.decode(prompt, None)
     return live.peak

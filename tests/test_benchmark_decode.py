@@ -222,7 +222,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
 def test_benchmark_runs_end_to_end(folders: tuple[str, str, str], tmp_path: Path) -> None:
     target, draft, prompts = folders
     config = DecodeBenchmark(
-        target=target, draft=draft, prompts=prompts, domains=("chat",), max_tokens=8, gammas=(2,),
+        target=target, draft=draft, prompts=prompts, domains=("chat",), max_tokens=6, gammas=(2,),
         repeats=1, heads=("cut", "whole"), output=str(tmp_path), threads=1,
     )  # fmt: skip
     console = Console(record=True, width=140)
