@@ -15,6 +15,7 @@ from .draft_folder import (
 )
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
+from .drop_in import ForedraftGenerate, foredraft_generate
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
 from .generation_config import default_params
 from .law import TokenLaw
@@ -44,6 +45,7 @@ __all__ = [
     "Drafter",
     "Draws",
     "FixedLookahead",
+    "ForedraftGenerate",
     "GeneratorDraws",
     "LookaheadPolicy",
     "ModelDrafter",
@@ -70,6 +72,7 @@ __all__ = [
     "default_params",
     "encode_text",
     "eos_token_ids",
+    "foredraft_generate",
     "full_attention",
     "load_causal_lm",
     "load_drafter",
