@@ -94,6 +94,9 @@ class MarkingPolicy:
         if self.marks is not None:
             self.marks.round(outcome.accepted + 1)
 
+    def for_rows(self, count: int) -> list[LookaheadPolicy]:
+        raise ValueError("rounds are marked one request at a time, not in a batch")
+
 
 class MarkingStreamer:
     """A streamer that marks a round at each put after the prompt's."""

@@ -10,17 +10,19 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from .call_law import CallDrafter, CallLaw, ProcessedTarget, RawOutcomes, may_draft
-from .decoder import DEFAULT_GAMMA, load_drafter, load_lookahead, target_width
+from .cached import CachedModel, rope_switch
+from .decoder import DEFAULT_GAMMA
 from .drafter import Drafter, ModelDrafter
 from .draws import GeneratorDraws
-from .drop_in_call import draft_params, dropped_arguments, refuse_unsupported, unpadded
+from .drop_in_call import asked_params, dropped_arguments, refuse_unsupported, unpadded
+from .drop_in_law import CallLaw, call_law
 from .drop_in_result import ResultRow, result_of
 from .load import DTYPES, load_tokenizer
-from .params import SamplingParams
+from .load_parts import load_drafter, load_lookahead
 from .policy import FixedLookahead, LookaheadPolicy
-from .round import decode_round
+from .round import decode_round, most_to_draft
 from .stats import DecodeStats
+from .vocabulary import target_width
 
 
 def foredraft_generate(
@@ -28,7 +30,6 @@ def foredraft_generate(
     lookahead: LookaheadPolicy | int | str | Path | None = None,
     *,
     tokenizer: Any = None,
-    pure_processors: tuple[type, ...] = (),
 ) -> ForedraftGenerate:
     """Return a callable for the `custom_generate` argument of a transformers model's `generate`.
 
@@ -36,6 +37,12 @@ def foredraft_generate(
     pad tokens, `num_return_sequences`, `return_dict_in_generate` with scores and logits, streamer. What
     cannot be (beams, contrastive search, hidden states, a cache of the caller's, …) raises a ValueError
     that names it. Greedy output is `generate`'s token for token.
+
+    Logits processors: within one row each is asked once for each position, in order, as `generate` asks,
+    with state or without; drafted positions are asked of deep copies, so the objects passed in are never
+    called. One that cannot be copied raises: see `ProcessorChain`.
+
+    Rows are decoded one after the other: stopping criteria and scores are each row's own.
 
     Chance: each sampled row is seeded from torch's global generator, or from `generator=` of the call,
     so `torch.manual_seed` reproduces. The draws themselves are ours: same law, other tokens than
@@ -49,13 +56,11 @@ def foredraft_generate(
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.
-        pure_processors: your own classes of logits processors that look at nothing but their arguments.
-            Others are asked once for each token, in order, and nothing is drafted.
 
     Raises:
         ValueError: if an argument is not what it can be.
     """
-    return ForedraftGenerate(draft, lookahead, tokenizer, pure_processors)
+    return ForedraftGenerate(draft, lookahead, tokenizer)
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class _Parts:
     """What is made once for a model."""
 
     model: Any
-    target: ProcessedTarget
+    target: CachedModel
     drafter: Drafter | None
     policy: LookaheadPolicy
 
@@ -71,15 +76,12 @@ class _Parts:
 class ForedraftGenerate:
     """The callable that `foredraft_generate` returns. Not thread-safe: one call at a time."""
 
-    def __init__(
-        self, draft: Any, lookahead: Any, tokenizer: Any, pure_processors: tuple[type, ...]
-    ) -> None:
+    def __init__(self, draft: Any, lookahead: Any, tokenizer: Any) -> None:
         if isinstance(lookahead, int | float):
             lookahead = FixedLookahead(lookahead)  # type: ignore[arg-type]  # says what is allowed
         if lookahead is None:
             lookahead = FixedLookahead(DEFAULT_GAMMA)
         self._draft, self._lookahead, self._tokenizer = draft, lookahead, tokenizer
-        self._pure = tuple(pure_processors)
         self._parts: _Parts | None = None
         self.stats: list[DecodeStats] = []  # of the last call, one for each returned row
 
@@ -113,7 +115,6 @@ class ForedraftGenerate:
             stopping_criteria,
             generation_config,
             streamer,
-            self._pure,
         )
         call.refuse_ragged(len(prompts))
         self.stats = []
@@ -135,8 +136,7 @@ class ForedraftGenerate:
             draft_model = drafter.cached.model if isinstance(drafter, ModelDrafter) else None
             policy = load_lookahead(self._lookahead, model, draft_model)
             assert policy is not None
-            target = ProcessedTarget(model)
-            self._parts = _Parts(model, target, drafter, policy)
+            self._parts = _Parts(model, CachedModel(model), drafter, policy)
         return self._parts
 
     def _load_drafter(self, model: Any) -> Drafter | None:
@@ -170,11 +170,9 @@ class _Call:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         streamer: Any,
-        pure: tuple[type, ...],
     ) -> None:
         self._parts, self._processors, self._config = parts, processors, config
         self._streamer = streamer
-        self._pure = may_draft(processors, pure)
         # These two are compared as integers: the others cost a call of tensors a token.
         lengths = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
         ends = [c.eos_token_id.tolist() for c in criteria if type(c) is EosTokenCriteria]
@@ -186,20 +184,12 @@ class _Call:
         asked = config.return_dict_in_generate
         self._keep_scores = bool(asked and config.output_scores)
         self._keep_logits = bool(asked and config.output_logits)
-        self._draft_params = draft_params(config)
+        self._asked = asked_params(config)
 
     def refuse_ragged(self, rows: int) -> None:
-        """Raise where rows of different length could not be returned, or a processor mixes them up."""
-        if rows == 1:
-            return
-        if self._config._pad_token_tensor is None and (self._criteria or self._ends):
+        """Raise where rows of different length could not be returned."""
+        if rows > 1 and self._config._pad_token_tensor is None and (self._criteria or self._ends):
             raise ValueError("pad_token_id must be set: rows that end early are filled with it")
-        if not self._pure:
-            names = ", ".join(type(processor).__name__ for processor in self._processors)
-            raise ValueError(
-                f"logits_processor: of {names}, those of your own must be named in "
-                "foredraft_generate(pure_processors=…) where there is more than one row"
-            )
 
     def decode(
         self,
@@ -217,69 +207,65 @@ class _Call:
             prompt: the row's tokens without padding.
             repeated: the row before had the same prompt.
         """
-        target, drafter = self._parts.target, self._parts.drafter
-        law = self._law(input_ids[index : index + 1], index, len(input_ids))
-        budget = self._max_length - input_ids.shape[1]
-        end = len(prompt) + budget
-        if repeated:
-            target.again(law, len(prompt))
-        else:
-            chunk = self._config.prefill_chunk_size or len(prompt)
-            target.begin(law, prompt, end, chunk=chunk)
+        target, drafter, policy = self._parts.target, self._parts.drafter, self._parts.policy
+        law = self._law(input_ids, index)
+        end = len(prompt) + self._max_length - input_ids.shape[1]
+        self._read(prompt, end, repeated=repeated)
         if drafter is not None:
             drafter.reset(end)
-        policy = RawOutcomes(self._parts.policy, target)
-        policy.begin_request(self._draft_params)
-        as_called = None if drafter is None else CallDrafter(drafter, self._draft_params)
-        params = SamplingParams(temperature=1.0 if self._config.do_sample else 0.0)
+        policy.begin_request(self._asked)
         tokens, row, stats = list(prompt), ResultRow(), DecodeStats()
+        ids = input_ids.new_zeros(1, self._max_length)
+        ids[0, : input_ids.shape[1]] = input_ids[index]
         while True:
+            limit = most_to_draft(target, drafter, len(tokens), end)
             emitted, outcome = decode_round(
-                tokens,
-                target,
-                as_called,
-                policy,
-                params,
-                draws,
-                gamma_limit=self._gamma_limit(len(tokens), end),
+                tokens, target, drafter, policy, law, draws, gamma_limit=limit
             )
             stats.add_round(outcome)
-            for position, token in enumerate(emitted):
+            for place, token in enumerate(emitted):
                 tokens.append(token)
-                law.commit([token])
-                if self._take(token, position, law, row):
+                row.tokens.append(token)
+                length = input_ids.shape[1] + len(row.tokens)
+                ids[0, length - 1] = token
+                if self._keep_scores:
+                    row.scores.append(law.last_scores[place : place + 1].float().clone())
+                if self._keep_logits:
+                    row.logits.append(outcome.target_logits[place : place + 1].float().clone())
+                if self._ends_with(token, ids[:, :length], row):
+                    stats.discarded += len(emitted) - place - 1
                     return row, stats
 
-    def _law(self, prompt: torch.Tensor, row: int, rows: int) -> CallLaw:
-        return CallLaw(
+    def _law(self, input_ids: torch.Tensor, row: int) -> CallLaw:
+        target = self._parts.target
+        return call_law(
             self._processors,
-            prompt,
+            input_ids,
             row=row,
-            rows=rows,
-            capacity=self._max_length,
+            width=target_width(target.model, None),
+            device=target.device,
             greedy=not self._config.do_sample,
+            whole_scores=self._keep_scores,
         )
 
-    def _gamma_limit(self, length: int, end: int) -> int:
-        drafter = self._parts.drafter
-        if drafter is None or not self._pure:
-            return 0
-        return max(0, min(end - length - 1, drafter.context - length))
+    def _read(self, prompt: list[int], end: int, *, repeated: bool) -> None:
+        """Cover all but the last token of a prompt, in the chunks that the call asks for."""
+        target, chunk = self._parts.target, self._config.prefill_chunk_size or len(prompt)
+        if repeated and rope_switch(target.model) is None:  # else it may be encoded for a long one
+            target.roll_back(len(prompt) - 1)
+            return
+        target.reset(end)
+        for start in range(0, len(prompt) - 1, chunk):
+            target.advance(prompt[start : min(start + chunk, len(prompt) - 1)])
 
-    def _take(self, token: int, position: int, law: CallLaw, row: ResultRow) -> bool:
-        """Add an emitted token to its row; return whether the row has ended."""
-        target = self._parts.target
-        row.tokens.append(token)
-        if self._keep_scores:
-            row.scores.append(target.scores[position : position + 1].clone())
-        if self._keep_logits:
-            row.logits.append(target.raw[position : position + 1].float().clone())
+    def _ends_with(self, token: int, ids: torch.Tensor, row: ResultRow) -> bool:
+        """Hand an emitted token on; return whether its row, ids [1, L], has ended."""
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
-        ended = token in self._ends or law.ids.shape[1] >= self._max_length
+        ended = token in self._ends or ids.shape[1] >= self._max_length
         if self._criteria:
             scores = tuple(row.scores) if self._keep_scores else None
-            ended = bool(self._criteria(law.ids, scores).all()) or ended
+            ended = bool(self._criteria(ids, scores).all()) or ended
         return ended
 
 

@@ -46,10 +46,6 @@ PREPARED = (
     "use_cache",
     "logits_to_keep",
 )
-STATEFUL = (
-    stock.UnbatchedClassifierFreeGuidanceLogitsProcessor,
-    stock.SynthIDTextWatermarkLogitsProcessor,
-)
 
 
 def refuse_unsupported(
@@ -75,10 +71,10 @@ def refuse_unsupported(
                 "foredraft_generate(draft=…, lookahead=…)"
             )
     for processor in processors:
-        if isinstance(processor, STATEFUL):
+        if isinstance(processor, stock.UnbatchedClassifierFreeGuidanceLogitsProcessor):
             raise ValueError(
-                f"logits_processor: {type(processor).__name__} keeps a state of its own that a "
-                "rejected token could not be taken out of"
+                f"logits_processor: {type(processor).__name__} runs the model itself, with a cache of "
+                "its own that a rejected token could not be taken out of"
             )
     for name in ("cache", "past_key_values"):
         if getattr(model_kwargs.get(name), "_is_user_defined", False):
@@ -127,11 +123,8 @@ def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[l
     return rows
 
 
-def draft_params(config: GenerationConfig) -> SamplingParams:
-    """Return the sampling settings that the draft draws with; the policy is told the same.
-
-    Any law of the draft is exact; one near the target's is accepted more often.
-    """
+def asked_params(config: GenerationConfig) -> SamplingParams:
+    """Return the sampling settings of a config; a policy is told these."""
     if not config.do_sample:
         return SamplingParams(temperature=0.0, repetition_penalty=config.repetition_penalty or 1.0)
     return SamplingParams(

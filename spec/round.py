@@ -73,3 +73,13 @@ def decode_round(
     )
     policy.end_round(outcome)
     return emitted, outcome
+
+
+def most_to_draft(target: CachedModel, drafter: Drafter | None, length: int, end: int) -> int:
+    """Return how many tokens may be drafted after `length`: the bonus fits below `end`, all of them in what
+    the target can judge at once, and the draft below its context."""
+    if drafter is None:
+        return 0
+    room = target.room(length)
+    limit = min(end - length - 1, drafter.context - length)
+    return max(0, limit if room is None else min(limit, room))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from test_spec_decoder import noisy_copy
 
 import decode
 from decode import run_benchmark
@@ -22,7 +21,7 @@ from decode_measuring import compare, measure
 from decode_probes import ForwardTimer, HostReads, LiveTensors, Marks, cache_bytes, weight_bytes
 from foredraft.data.prompts import split_of
 from foredraft.spec import DraftInfo, cut_head, model_fingerprint, save_kept_tokens, tokenizer_hash
-from toys import byte_tokenizer, tiny_llama
+from toys import byte_tokenizer, noisy_copy, tiny_llama
 
 
 class FakeClock:

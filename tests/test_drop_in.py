@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch
-from test_spec_decoder import noisy_copy
 from transformers import (
     LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
+    TemperatureLogitsWarper,
     TextIteratorStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from foredraft.spec import FixedLookahead, drop_in, foredraft_generate
-from toys import ScriptedDraws, byte_tokenizer, enumerate_law, tiny_gpt2, tiny_llama
+from foredraft.spec.drop_in_law import call_law, lifted
+from toys import (
+    ScriptedDraws,
+    byte_tokenizer,
+    enumerate_law,
+    noisy_copy,
+    tiny_gpt2,
+    tiny_llama,
+)
 
 GREEDY: dict[str, Any] = {
     "plain": {},
@@ -263,30 +278,70 @@ def test_streamer_gets_every_token_and_the_end() -> None:
         )
 
 
-def test_b14_a_processor_that_counts_is_asked_once_for_each_token() -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_b14_a_processor_that_counts_is_asked_once_for_each_token(rows: int) -> None:
     model = tiny_llama()
     ours = foredraft_generate(model, 4)
     counting = CountingProcessor()
-    arguments = {"max_new_tokens": 20, "do_sample": False}
-    got = model.generate(prompt(), logits_processor=[counting], custom_generate=ours, **arguments)
-    expected = model.generate(prompt(), logits_processor=[CountingProcessor()], **arguments)
+    ids = prompt().repeat(rows, 1)
+    arguments = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": 40, "pad_token_id": 0}
+    got = model.generate(ids, logits_processor=[counting], custom_generate=ours, **arguments)
+    expected = model.generate(ids, logits_processor=[CountingProcessor()], **arguments)
     assert torch.equal(got, expected)
     assert torch.equal(got[0, 6:], torch.arange(1, 21))
-    assert counting.calls == 20
-    assert ours.stats[0].drafted == 0
-    with pytest.raises(ValueError, match="pure_processors"):
-        model.generate(
-            prompt().repeat(2, 1), max_new_tokens=2, eos_token_id=9, pad_token_id=0,
-            logits_processor=[CountingProcessor()], custom_generate=ours,
-        )  # fmt: skip
+    assert counting.calls == 0  # copies were asked
+    assert ours.stats[0].accepted == ours.stats[0].drafted > 0  # the draft obeys it too
 
 
-def test_b15_a_pure_processor_of_the_users_is_asked_about_drafted_positions() -> None:
+def test_what_is_left_to_our_law_is_what_the_processors_do() -> None:
+    chain = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.4),
+            NoRepeatNGramLogitsProcessor(2),
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(40),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.01),
+        ]
+    )
+    params, rest = lifted(chain, greedy=False)
+    assert [type(each) for each in rest] == [NoRepeatNGramLogitsProcessor]
+    assert (params.repetition_penalty, params.temperature, params.top_k) == (1.4, 0.7, 40)
+    assert (params.top_p, params.min_p) == (0.9, 0.01)
+    ids, drafted = prompt(), [9, 9, 200]
+    logits = 3.0 * torch.randn(4, 260, generator=torch.Generator().manual_seed(1))  # [γ+1, V]
+    laws = [
+        call_law(
+            chain, ids, row=0, width=260, device=ids.device, greedy=False, whole_scores=whole
+        ).probs(logits, drafted)
+        for whole in (False, True)
+    ]
+    torch.testing.assert_close(laws[0], laws[1])
+    for place, row in enumerate(laws[0]):
+        before = torch.cat([ids, torch.tensor([drafted[:place]], dtype=torch.int64)], -1)
+        torch.testing.assert_close(row, chain(before, logits[place : place + 1]).softmax(-1)[0])
+    # not where something comes after them, or more is set than the one number
+    assert lifted([TopKLogitsWarper(4), OddPositions()], greedy=False)[0].top_k == 0
+    assert len(lifted([TopKLogitsWarper(4, min_tokens_to_keep=2)], greedy=False)[1]) == 1
+
+
+def test_a_processor_that_cannot_be_copied_raises() -> None:
+    class Locked(CountingProcessor):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
     model = tiny_llama()
-    ours = foredraft_generate(model, 4, pure_processors=(OddPositions,))
+    with pytest.raises(ValueError, match=r"Locked.*cannot be copied"):
+        both(model, foredraft_generate(model, 2), prompt(), logits_processor=[Locked()])
+
+
+def test_b15_a_processor_without_state_is_asked_about_drafted_positions() -> None:
+    model = tiny_llama()
+    ours = foredraft_generate(model, 4)
     expected, got = both(model, ours, prompt(), logits_processor=[OddPositions()])
     assert torch.equal(expected, got)
-    assert ours.stats[0].drafted > 0
+    assert ours.stats[0].accepted > 0
 
 
 def test_seed_comes_from_the_global_generator_or_from_the_call() -> None:
