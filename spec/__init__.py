@@ -21,6 +21,7 @@ from .generation_config import default_params
 from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
+from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
 from .packed import PackedLinear, pack_linears
 from .params import SamplingParams
@@ -47,8 +48,10 @@ __all__ = [
     "FixedLookahead",
     "ForedraftGenerate",
     "GeneratorDraws",
+    "Laws",
     "LookaheadPolicy",
     "ModelDrafter",
+    "OneHot",
     "PackedLinear",
     "Processor",
     "Proposal",
@@ -70,6 +73,7 @@ __all__ = [
     "decode_round",
     "decode_rows",
     "default_params",
+    "dense",
     "encode_text",
     "eos_token_ids",
     "foredraft_generate",

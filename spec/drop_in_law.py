@@ -81,7 +81,8 @@ def lifted(
 
 def _is_plain(processor: Processor, kind: Any, name: str) -> bool:
     """Return whether it is of this very class, with nothing set but the one number."""
-    return type(processor) is kind and vars(processor) == vars(kind(getattr(processor, name)))
+    of_class = type(processor) is kind
+    return of_class and vars(processor) == vars(kind(getattr(processor, name)))
 
 
 class InRow:
