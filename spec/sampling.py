@@ -46,7 +46,8 @@ def token_probs(
 def filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     """Return logits [N, V] with -inf for the least likely tokens of no more than 1 − top_p in all.
 
-    Sums ascend as in transformers, and of equal tokens those of lower ids go first, as its sort has it.
+    Sums ascend as in transformers. Of equal tokens those of lower ids go first, where its sort leaves
+    that open.
     """
     ordered = ascending(logits)  # [N, V]
     removed = (ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p).sum(-1, keepdim=True)  # [N, 1]
