@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams, acceptance_prob
+from ..spec import (
+    LookaheadPolicy,
+    RoundOutcome,
+    RoundStart,
+    SamplingParams,
+    acceptance_prob,
+    dense,
+)
 from .signals import History, Signals, signals
 
 
@@ -82,7 +89,8 @@ class TraceRecorder:
     def end_round(self, outcome: RoundOutcome) -> None:
         assert len(self._drawn) == outcome.drafted, "a drawn token was not verified"
         tested = min(outcome.accepted + 1, outcome.drafted)
-        p, q = outcome.target_probs[:tested], outcome.draft_probs[:tested]  # [tested, V] each
+        p = dense(outcome.target_probs)[:tested]  # [tested, V]
+        q = dense(outcome.draft_probs, like=p)[:tested]  # [tested, V]
         alphas = [*acceptance_prob(p, q).tolist(), *[math.nan] * (outcome.drafted - tested)]
         for depth, (law, alpha) in enumerate(zip(self._drawn, alphas, strict=True), start=1):
             self.rows.append(

@@ -15,11 +15,13 @@ from .draft_folder import (
 )
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
+from .drop_in import ForedraftGenerate, foredraft_generate
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
 from .generation_config import default_params
 from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
+from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
 from .packed import PackedLinear, pack_linears
 from .params import SamplingParams
@@ -46,9 +48,12 @@ __all__ = [
     "Drafter",
     "Draws",
     "FixedLookahead",
+    "ForedraftGenerate",
     "GeneratorDraws",
+    "Laws",
     "LookaheadPolicy",
     "ModelDrafter",
+    "OneHot",
     "PackedLinear",
     "Processor",
     "Proposal",
@@ -70,9 +75,11 @@ __all__ = [
     "decode_round",
     "decode_rows",
     "default_params",
+    "dense",
     "encode_text",
     "eos_token_ids",
     "first_difference",
+    "foredraft_generate",
     "full_attention",
     "load_causal_lm",
     "load_drafter",

@@ -22,7 +22,7 @@ from .policy import FixedLookahead, LookaheadPolicy
 from .processors import Processor
 from .prompts import render_chat
 from .request import Prompt, Request, as_list, check_request, vocabulary_width
-from .round import decode_round
+from .round import decode_round, most_to_draft
 from .stats import DecodeStats
 from .stopping import StopRule, eos_token_ids
 from .streaming import AsyncTextStream, TextStream, Turn
@@ -251,7 +251,7 @@ class SpeculativeDecoder:
                     self.lookahead,
                     law,
                     draws,
-                    gamma_limit=self._gamma_limit(len(tokens), end),
+                    gamma_limit=most_to_draft(self.target, self.drafter, len(tokens), end),
                 )
                 output.stats.add_round(outcome)
                 if output.logprobs is not None and params.logprobs is not None:
@@ -276,11 +276,3 @@ class SpeculativeDecoder:
         if self.drafter is not None:
             self.drafter.reset(end)
         stats.prefill_seconds += time.perf_counter() - begun
-
-    def _gamma_limit(self, length: int, end: int) -> int:
-        """Return how many tokens may be drafted: the bonus fits below `end`, the draft below its context."""
-        if self.drafter is None:
-            return 0
-        room = self.target.room(length)
-        limit = min(end - length - 1, self.drafter.context - length)
-        return max(0, limit if room is None else min(limit, room))

@@ -10,8 +10,9 @@ import torch
 
 from .batch_drafter import ModelRowsDrafter, RowsDrafter
 from .cached import CachedModel
-from .draws import Draws
+from .draws import Draws, drawn
 from .law import TokenLaw
+from .one_hot import Laws, OneHot
 from .policy import LookaheadPolicy
 from .spreading import spread
 
@@ -21,7 +22,7 @@ class Proposal:
     """Drafted tokens, each with its law."""
 
     tokens: list[int]
-    probs: torch.Tensor  # [γ, V], over the target's vocabulary
+    probs: Laws  # [γ, V], over the target's vocabulary
     steps: int  # draft forwards run
 
 
@@ -97,24 +98,31 @@ class ModelDrafter:
         draws: Draws,
     ) -> Proposal:
         drafted: list[int] = []
-        rows: list[torch.Tensor] = []
+        rows: list[Laws] = []
         steps = 0
+        by_id = law.knows_ids(first=0)  # else a cut vocabulary is drawn from as it is
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
             self.cached.encode_for(len(tokens) + len(drafted))
             logits = self.cached.advance(self._uncovered(tokens, drafted))  # [1, V_draft]
             steps += 1
             if not policy.wants_token(depth, logits[0]):
                 break
-            row = law.probs(
-                spread(logits, self.kept, self.width),
+            row = law.laws(
+                spread(logits, self.kept, self.width) if by_id else logits,
                 drafted,
                 first=len(drafted),
                 temperature_factor=self._temperature,
-            )  # [1, V]
-            drafted.append(draws.token(row[0]))
+            )  # [1, V], or [1, V_draft]
+            index = drawn(row, 0, draws)
+            drafted.append(index if by_id or self.kept is None else int(self.kept[index]))
             rows.append(row)
-        probs = torch.cat(rows) if rows else torch.empty(0, self.width)  # [γ, V]
-        return Proposal(drafted, probs, steps)
+        probs = [row for row in rows if isinstance(row, torch.Tensor)]
+        if not probs:  # one-hot laws, or nothing was drafted
+            return Proposal(drafted, OneHot(drafted, self.width), steps)
+        laws = torch.cat(probs)  # [γ, V] or [γ, V_draft]
+        if not by_id:
+            laws = spread(laws, self.kept, self.width, missing=0.0)
+        return Proposal(drafted, laws, steps)
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from .one_hot import Laws, OneHot
+
 SPREAD = 0x9E3779B1  # odd, near 2³² / golden ratio: multiples of it lie far apart modulo 2³²
 
 
@@ -35,7 +37,7 @@ class GeneratorDraws:
 
     def token(self, probs: torch.Tensor) -> int:
         """Invert the cumulative law in float64: an index of probability 0 is never drawn."""
-        cumulative = probs.double().cumsum(-1)  # [V]
+        cumulative = probs.cumsum(-1, dtype=torch.float64)  # [V]
         drawn = self._uniform() * cumulative[-1]
         return int(torch.searchsorted(cumulative, drawn, right=True))
 
@@ -45,3 +47,8 @@ class GeneratorDraws:
 
     def _uniform(self) -> torch.Tensor:
         return torch.rand((), generator=self.generator, dtype=torch.float64)
+
+
+def drawn(laws: Laws, row: int, draws: Draws) -> int:
+    """Draw from one of the laws; a one-hot one leaves nothing to chance."""
+    return laws.tokens[row] if isinstance(laws, OneHot) else draws.token(laws[row])

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from .bad_words import BadWords
+from .one_hot import Laws, OneHot
 from .params import SamplingParams
 from .processors import Processor, ProcessorChain
 from .sampling import penalize_repetition, precision, token_probs
+from .searches import best_tokens
 
 
 class TokenLaw:
@@ -76,6 +78,30 @@ class TokenLaw:
         """[N, V] from raw logits [N, V]; row i follows the committed tokens and drafted[: first + i]."""
         scores = self.scores(logits, drafted, first)
         return token_probs(scores, self.params, temperature_factor=temperature_factor)
+
+    @torch.inference_mode()
+    def laws(
+        self,
+        logits: torch.Tensor,
+        drafted: Sequence[int],
+        first: int = 0,
+        *,
+        temperature_factor: float = 1.0,
+    ) -> Laws:
+        """Return what `probs` does; greedy laws come as tokens, which takes one read by the host."""
+        if not self.params.greedy:
+            return self.probs(logits, drafted, first, temperature_factor=temperature_factor)
+        best = best_tokens(self.scores(logits, drafted, first))  # [N]
+        return OneHot(best.tolist(), logits.shape[-1])
+
+    def knows_ids(self, first: int) -> bool:
+        """Return whether tokens are told apart by more than their logits, after `first` drafted ones.
+
+        Else the law of a cut vocabulary can be made before it is spread.
+        """
+        histories = (self._bias, self._seen, self._counts, self._bad_words, self._processors)
+        early = self._generated + first < self.params.min_tokens
+        return early or any(history is not None for history in histories)
 
     @torch.inference_mode()
     def scores(self, logits: torch.Tensor, drafted: Sequence[int], first: int = 0) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from .one_hot import Laws
 from .params import SamplingParams
 
 
@@ -38,8 +39,8 @@ class RoundOutcome:
         int  # draft forwards run: drafted, or one more where the policy stopped after a look
     )
     target_logits: torch.Tensor  # [drafted + 1, V], raw; row k judged drafted token k + 1
-    target_probs: torch.Tensor  # [drafted + 1, V], p as used
-    draft_probs: torch.Tensor  # [drafted, V], q as drawn from
+    target_probs: Laws  # [drafted + 1, V], p as used; see `dense`
+    draft_probs: Laws  # [drafted, V], q as drawn from
 
 
 class LookaheadPolicy(Protocol):

@@ -11,6 +11,7 @@ from .cached import CachedModel
 from .drafter import Drafter, Proposal
 from .draws import Draws
 from .law import TokenLaw
+from .one_hot import OneHot
 from .policy import LookaheadPolicy, RoundOutcome, RoundStart
 from .verify import verify
 
@@ -41,7 +42,7 @@ def decode_round(
             f"gamma must lie in [0, {gamma_limit}], the policy {policy!r} said {gamma}"
         )
     if drafter is None or gamma == 0:
-        proposal = Proposal([], torch.empty(0, target.width or 0), steps=0)
+        proposal = Proposal([], OneHot([], target.width or 0), steps=0)
     else:
         proposal = drafter.propose(tokens, gamma, policy, law, draws)
     drafted = time.perf_counter()
@@ -50,9 +51,8 @@ def decode_round(
     new = [*tokens[target.cover :], *proposal.tokens]
     logits = target.advance(new, keep=len(proposal.tokens) + 1)  # [γ+1, V]
     verified = time.perf_counter()
-    target_probs = law.probs(logits, proposal.tokens)  # [γ+1, V]
-    draft_probs = proposal.probs.to(target_probs)  # [γ, V]
-    accepted, last = verify(target_probs, draft_probs, proposal.tokens, draws)
+    target_probs = law.laws(logits, proposal.tokens)  # [γ+1, V]
+    accepted, last = verify(target_probs, proposal.probs, proposal.tokens, draws)
 
     emitted = [*proposal.tokens[:accepted], last]
     law.commit(emitted)
@@ -69,7 +69,17 @@ def decode_round(
         round_seconds=time.perf_counter() - begun,
         target_logits=logits,
         target_probs=target_probs,
-        draft_probs=draft_probs,
+        draft_probs=proposal.probs,
     )
     policy.end_round(outcome)
     return emitted, outcome
+
+
+def most_to_draft(target: CachedModel, drafter: Drafter | None, length: int, end: int) -> int:
+    """Return how many tokens may be drafted after `length`: the bonus fits below `end`, all of them in what
+    the target can judge at once, and the draft below its context."""
+    if drafter is None:
+        return 0
+    room = target.room(length)
+    limit = min(end - length - 1, drafter.context - length)
+    return max(0, limit if room is None else min(limit, room))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from .params import SamplingParams
+from .searches import ascending, best_tokens, kth_largest
 
 
 def token_probs(
@@ -26,14 +27,14 @@ def token_probs(
         [N, V], in float32, or float64 where the logits are.
     """
     if params.greedy:
-        best = logits.argmax(-1, keepdim=True)  # [N, 1]
+        best = best_tokens(logits)[:, None]  # [N, 1]
         return torch.zeros_like(logits, dtype=precision(logits)).scatter_(-1, best, 1.0)
     logits = logits.to(precision(logits)) / (params.temperature * temperature_factor)
     if 0 < params.top_k < logits.shape[-1]:
-        smallest = logits.topk(params.top_k, -1).values[:, -1:]  # [N, 1]
-        logits = logits.masked_fill(logits < smallest, -torch.inf)
+        smallest = kth_largest(logits, params.top_k)  # [N, 1]
+        logits = torch.where(logits < smallest, -torch.inf, logits)
     if params.top_p < 1.0:
-        logits = _filter_top_p(logits, params.top_p)
+        logits = filter_top_p(logits, params.top_p)
     probs = logits.softmax(-1)
     if params.min_p > 0.0:
         floor = params.min_p * probs.amax(-1, keepdim=True)  # [N, 1]
@@ -42,11 +43,22 @@ def token_probs(
     return probs
 
 
-def _filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    ordered, index = logits.sort(-1, descending=False)  # ascending, as transformers sorts
-    removed = ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p
-    removed[:, -1] = False  # the likeliest stays
-    return logits.masked_fill(torch.zeros_like(removed).scatter_(-1, index, removed), -torch.inf)
+def filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Return logits [N, V] with -inf for the least likely tokens of no more than 1 − top_p in all.
+
+    Sums ascend as in transformers. Of equal tokens those of lower ids go first, where its sort leaves
+    that open.
+    """
+    ordered = ascending(logits)  # [N, V]
+    removed = (ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p).sum(-1, keepdim=True)  # [N, 1]
+    removed.clamp_(max=logits.shape[-1] - 1)  # the likeliest stays
+    smallest = ordered.gather(-1, removed)  # [N, 1], that is kept
+    below = logits < smallest
+    equal = removed - below.sum(-1, keepdim=True)  # [N, 1]: of the smallest, that go too
+    if not logits.is_cpu or bool((equal > 0).any()):  # a device is not made to wait for the answer
+        ties = logits == smallest
+        below |= ties & (ties.cumsum(-1) <= equal)
+    return torch.where(below, -torch.inf, logits)
 
 
 def penalize_repetition(logits: torch.Tensor, penalty: float, seen: torch.Tensor) -> torch.Tensor:

@@ -9,18 +9,20 @@ from .sampling import precision
 MISSING = -1e30  # logit of what a draft cannot say: of probability 0 unless nothing else is allowed
 
 
-def spread(logits: torch.Tensor, kept: torch.Tensor | None, width: int) -> torch.Tensor:
-    """Return logits [N, V_draft] as [N, V]; what the draft cannot say is MISSING.
+def spread(
+    rows: torch.Tensor, kept: torch.Tensor | None, width: int, *, missing: float = MISSING
+) -> torch.Tensor:
+    """Return a draft's logits or laws [N, V_draft] as [N, V].
 
     Args:
         kept: [V_draft], the token each entry stands for; None: entry i is token i.
         width: V.
+        missing: stands for what the draft cannot say; 0 where the rows are laws.
     """
-    if kept is None and logits.shape[-1] == width:
-        return logits
-    whole = logits.new_full((len(logits), width), MISSING, dtype=precision(logits))
+    if kept is None and rows.shape[-1] == width:
+        return rows
+    whole = rows.new_full((len(rows), width), missing, dtype=precision(rows))
     if kept is None:
-        whole[:, : logits.shape[-1]] = logits
-    else:
-        whole[:, kept] = logits.to(whole)
-    return whole
+        whole[:, : rows.shape[-1]] = rows
+        return whole
+    return whole.index_copy_(1, kept, rows.to(whole))

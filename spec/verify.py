@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .draws import Draws
+from .draws import Draws, drawn
+from .one_hot import Laws, OneHot, dense
 
 
 def verify(
-    target_probs: torch.Tensor, draft_probs: torch.Tensor, drafted: Sequence[int], draws: Draws
+    target_probs: Laws, draft_probs: Laws, drafted: Sequence[int], draws: Draws
 ) -> tuple[int, int]:
     """Accept a prefix of the drafted tokens and draw the token that follows it.
 
@@ -42,8 +43,16 @@ def verify(
         p, q = float(target_probs[position, token]), float(draft_probs[position, token])
         assert q > 0.0, f"token {token} was drafted with probability 0"
         if not draws.accepts(p / q):
-            return position, draws.token(residual(target_probs[position], draft_probs[position]))
-    return gamma, draws.token(target_probs[gamma])
+            return position, _last_token(target_probs, draft_probs, position, draws)
+    return gamma, _last_token(target_probs, draft_probs, gamma, draws)
+
+
+def _last_token(target_probs: Laws, draft_probs: Laws, accepted: int, draws: Draws) -> int:
+    """Draw the token after the accepted ones: from the residual, or from p where all were accepted."""
+    if isinstance(target_probs, OneHot) or accepted == draft_probs.shape[0]:
+        return drawn(target_probs, accepted, draws)  # what is left of a one-hot law is the law
+    law = target_probs[accepted]  # [V]
+    return draws.token(residual(law, dense(draft_probs, like=law)[accepted]))
 
 
 def residual(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:

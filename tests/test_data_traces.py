@@ -30,6 +30,7 @@ from foredraft.spec import (
     RoundStart,
     SamplingParams,
     SpeculativeDecoder,
+    dense,
     model_fingerprint,
     render_chat,
 )
@@ -121,7 +122,8 @@ def expected_rows(calls: list[Any], outcomes: Iterator[RoundOutcome]) -> list[di
             for depth, logits in enumerate(drawn, start=1):
                 law = signals(torch.tensor(logits))
                 tested = depth <= outcome.accepted + 1
-                p, q = outcome.target_probs[depth - 1], outcome.draft_probs[depth - 1]
+                p = dense(outcome.target_probs)[depth - 1]
+                q = dense(outcome.draft_probs)[depth - 1]
                 rows.append(
                     {
                         "request": request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -86,18 +87,19 @@ def test_b21_after_a_fully_accepted_block_the_draft_lacks_nothing(name: str) -> 
     assert drafter.behind == [5] + [2] * 9
 
 
-class WrongDraft(ModelDrafter):
-    """Proposes the token after the one that the target would say."""
-
-    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        return super()._whole(logits).roll(1, -1)
+def one_too_far(model: Any) -> Any:
+    """A draft that proposes the token after the one that the target would say."""
+    draft = copy.deepcopy(model)
+    head = draft.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().roll(1, 0))
+    return draft
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_b22_the_first_drafted_token_is_checked(gamma: int) -> None:
     model = build("llama")
     decoder = SpeculativeDecoder(
-        model, None, WrongDraft(model, width=VOCABULARY), FixedLookahead(gamma)
+        model, None, ModelDrafter(one_too_far(model), width=VOCABULARY), FixedLookahead(gamma)
     )
     [prompt] = random_prompts(7)
     output = decoder.generate([prompt], greedy(20))[0]

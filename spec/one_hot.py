@@ -1,0 +1,46 @@
+"""Laws that leave nothing to chance, held as token ids: greedy decoding needs no rows over a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """N laws over V tokens, each of which gives all probability to one token.
+
+    Reads like the tensor [N, V] that it stands for, as far as a verifier reads one.
+    """
+
+    tokens: Sequence[int]
+    width: int  # V
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.tokens), self.width
+
+    def __getitem__(self, place: tuple[int, int]) -> float:
+        """Return the probability of token `place[1]` in row `place[0]`."""
+        row, token = place
+        return 1.0 if self.tokens[row] == token else 0.0
+
+
+Laws = torch.Tensor | OneHot
+"""N laws over V tokens: probabilities [N, V], or the tokens of one-hot ones."""
+
+
+def dense(laws: Laws, like: torch.Tensor | None = None) -> torch.Tensor:
+    """Return laws as probabilities [N, V].
+
+    Args:
+        like: of the dtype and on the device that are wanted; None: one-hot ones come in float32 on the CPU.
+    """
+    if isinstance(laws, torch.Tensor):
+        return laws if like is None else laws.to(like)
+    dtype, device = (torch.float32, None) if like is None else (like.dtype, like.device)
+    rows = torch.zeros(laws.shape, dtype=dtype, device=device)
+    index = torch.tensor(laws.tokens, dtype=torch.int64, device=device)
+    return rows.scatter_(-1, index[:, None], 1.0)
