@@ -50,11 +50,13 @@ def filter_top_p(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     that open.
     """
     ordered = ascending(logits)  # [N, V]
-    removed = (ordered.softmax(-1).cumsum(-1) <= 1.0 - top_p).sum(-1, keepdim=True)  # [N, 1]
+    sums = ordered.softmax(-1).cumsum(-1)  # [N, V]
+    edge = sums.new_full((len(sums), 1), 1.0 - top_p)
+    removed = torch.searchsorted(sums, edge, right=True)  # [N, 1]: how many go
     removed.clamp_(max=logits.shape[-1] - 1)  # the likeliest stays
     smallest = ordered.gather(-1, removed)  # [N, 1], that is kept
     below = logits < smallest
-    equal = removed - below.sum(-1, keepdim=True)  # [N, 1]: of the smallest, that go too
+    equal = removed - torch.searchsorted(ordered, smallest)  # [N, 1]: of the smallest, that go too
     if not logits.is_cpu or bool((equal > 0).any()):  # a device is not made to wait for the answer
         ties = logits == smallest
         below |= ties & (ties.cumsum(-1) <= equal)
