@@ -68,14 +68,6 @@ def test_rolled_back_tokens_leave_no_trace(name: str, attention: str) -> None:
         assert off < 1e-4, f"tokens {begin} to {end}"
 
 
-def drafts(model: Any, name: str, attention: str) -> dict[str, Any]:
-    return {
-        "the target itself": model,
-        "perturbed": perturbed(model),
-        "another": build(name, attention=attention, seed=1),
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "attention"), ATTENTION)
 def test_greedy_equals_generate_in_every_combination(name: str, attention: str) -> None:
@@ -83,17 +75,17 @@ def test_greedy_equals_generate_in_every_combination(name: str, attention: str) 
     prompts = random_prompts(1, 2, 9, 19, 40, 3, 30, 8)
     params = SamplingParams(temperature=0.0, max_tokens=64)
     expected = [transformers_greedy(model, prompt, 64) for prompt in prompts]
-    assert (
-        len({token for tokens in expected for token in tokens}) >= 8
-    )  # a constant output would show nothing
-    lookaheads = [FixedLookahead(gamma) for gamma in (0, 1, 3, 8)] + [RandomLookahead(2)]
-    for kind, draft in drafts(model, name, attention).items():
-        for lookahead in lookaheads:
-            decoder = make_decoder(model, draft, lookahead)
-            outputs = decoder.generate(prompts[:5], params)
-            outputs += [decoder.generate([prompt], params)[0] for prompt in prompts[5:]]
-            found = [output.token_ids for output in outputs]
-            assert found == expected, f"{name}, {attention}, draft: {kind}, {lookahead!r}"
+    assert len({token for tokens in expected for token in tokens}) >= 8  # not a constant output
+    every_gamma = [FixedLookahead(gamma) for gamma in (0, 1, 3, 8)] + [RandomLookahead(2)]
+    pairs: list[tuple[Any, FixedLookahead]] = [(perturbed(model), each) for each in every_gamma]
+    pairs += [(model, each) for each in every_gamma[3:]]  # all accepted
+    pairs += [(build(name, attention=attention, seed=1), every_gamma[2])]  # nearly all rejected
+    for number, (draft, lookahead) in enumerate(pairs):
+        decoder = make_decoder(model, draft, lookahead)
+        outputs = decoder.generate(prompts[:5], params)
+        outputs += [decoder.generate([prompt], params)[0] for prompt in prompts[5:]]
+        found = [output.token_ids for output in outputs]
+        assert found == expected, f"{name}, {attention}, pair {number}, {lookahead!r}"
 
 
 def check_every_end(name: str, gamma: int, offsets: range) -> None:
