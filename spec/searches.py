@@ -14,7 +14,7 @@ import torch
 
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:
     """Return the index of each row's largest entry, the lowest one on ties. [N, V] to [N], int64."""
-    if not logits.is_cpu:
+    if not _on_host(logits):
         return logits.argmax(-1)
     return torch.from_numpy(np.argmax(_host(logits), -1))
 
@@ -25,7 +25,7 @@ def kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
     Args:
         k: 1 to V.
     """
-    if not logits.is_cpu:
+    if not _on_host(logits):
         return logits.topk(k, -1).values[:, -1:]
     place = logits.shape[-1] - k
     return torch.from_numpy(np.partition(_host(logits), place, -1)[:, place, None])
@@ -33,9 +33,13 @@ def kth_largest(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 def ascending(logits: torch.Tensor) -> torch.Tensor:
     """Return the entries of each row, smallest first. [N, V] to [N, V]."""
-    if not logits.is_cpu:
+    if not _on_host(logits):
         return logits.sort(-1).values
     return torch.from_numpy(np.sort(_host(logits), -1))
+
+
+def _on_host(rows: torch.Tensor) -> bool:
+    return rows.is_cpu
 
 
 def _host(rows: torch.Tensor) -> Any:

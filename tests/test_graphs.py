@@ -229,6 +229,7 @@ def test_what_is_captured_can_be_captured(
                 super().__call__()
 
     monkeypatch.setattr("foredraft.spec.device_loop.GraphRunner", Watched)
+    monkeypatch.setattr("foredraft.spec.searches._on_host", lambda rows: False)  # as on a card
     target = tiny_llama()
     params = SamplingParams(**settings, max_tokens=12, seed=1)
     output = generate_device(target, noisy_copy(target), PROMPT, 3, params)
