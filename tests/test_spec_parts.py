@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
     T5Config,
     T5ForConditionalGeneration,
@@ -35,6 +38,7 @@ from foredraft.spec import (
     save_kept_tokens,
     tokenizer_hash,
     verify,
+    vocabulary_size,
 )
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
 
@@ -271,7 +275,16 @@ def test_a_cut_head_gives_the_kept_rows_of_the_whole_one() -> None:
         cut_head(model, kept)
 
 
-def test_another_tokenizer_is_refused_by_the_first_id_that_differs() -> None:
+def test_b27_another_tokenizer_is_refused_by_the_first_id_that_differs() -> None:
+    """Of another size, and of the same size with two ids swapped. One special token more is refused too."""
+    content = json.loads(byte_tokenizer().backend_tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    swapped = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
+    assert vocabulary_size(swapped) == vocabulary_size(byte_tokenizer())
+    with pytest.raises(ValueError, match="is 'a' to the target and 'b' to the draft"):
+        check_same_vocabulary(byte_tokenizer(), swapped)
+    assert tokenizer_hash(byte_tokenizer()) != tokenizer_hash(swapped)
     one, other = byte_tokenizer(), byte_tokenizer()
     check_same_vocabulary(one, other)
     assert tokenizer_hash(one) == tokenizer_hash(other)
