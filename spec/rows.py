@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .cache import KVCache
-from .cached import cache_argument, context_length, refuse_without_rollback
+from .cached import cache_argument, context_length, refuse_without_rollback, rope_switch
 from .draws import Draws, GeneratorDraws
 from .grouped import grouped_attention
 from .params import SamplingParams, refuse_fields
@@ -80,6 +80,12 @@ def decode_rows(
     """
     _check(model, params, prompts)
     capacity = min(max(map(len, prompts), default=0) + params.max_tokens, context_length(model))
+    switch = rope_switch(model)
+    if switch is not None and capacity > switch:
+        raise ValueError(
+            f"prompts and max_tokens reach {capacity} tokens; {type(model).__name__} encodes positions "
+            f"otherwise beyond {switch}, which rows of different length cannot share"
+        )
     ends = set(params.stop_token_ids) | set(() if params.ignore_eos else eos_token_ids)
     shared = _common_start([list(prompt[:-1]) for prompt in prompts])
     batch = _Batch(model, shared, rows=min(rows, len(prompts)), capacity=capacity, width=width)

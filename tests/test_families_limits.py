@@ -23,6 +23,7 @@ from foredraft.spec import (
     ModelDrafter,
     SamplingParams,
     SpeculativeDecoder,
+    decode_rows,
     try_rollback,
 )
 from toys import byte_tokenizer, tiny_llama
@@ -235,3 +236,17 @@ def test_other_scalings_of_positions_are_exact_up_to_the_context(rope_type: str)
         output = decoder.generate([prompt], greedy(100))[0]
         assert output.token_ids == transformers_greedy(model, prompt, 48 - len(prompt))
         assert output.stats.accepted > 0
+
+
+def test_rows_of_a_longrope_model_stay_on_one_side_of_the_switch() -> None:
+    """Rows of different length share one encoding: up to the switch they are exact, beyond it refused."""
+    model = longrope("phi3")
+    prompts = random_prompts(4, 9)
+    rows = decode_rows(
+        model, prompts, greedy(SHORT - 9), seeds=[0, 1], rows=2, eos_token_ids=(), width=VOCABULARY
+    )
+    for row in rows:
+        prompt = prompts[row.index]
+        assert row.token_ids == transformers_greedy(model, prompt, SHORT - 9)
+    with pytest.raises(ValueError, match=f"encodes positions otherwise beyond {SHORT}"):
+        list(decode_rows(model, prompts, greedy(SHORT), seeds=[0, 1], rows=2, eos_token_ids=()))
