@@ -15,12 +15,10 @@ from .batch_draws import RowsDraws, Together
 from .batch_round import decode_round_of_rows
 from .batch_row import Row
 from .decoder import SpeculativeDecoder
-from .law import TokenLaw
 from .output import RequestOutput, raise_or_warn
-from .params import SamplingParams
+from .params import SamplingParams, check_integer
 from .processors import Processor
-from .request import Prompt, Request, as_list, check_request, vocabulary_width
-from .stopping import StopRule, eos_token_ids
+from .request import Prompt, Request, as_list, begin_output, check_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +57,7 @@ class BatchDecoder:
         Raises:
             ValueError: if `rows` is not a positive integer.
         """
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-            raise ValueError(f"rows must be an integer >= 1, got {rows!r}")
+        check_integer("rows", rows, low=1)
         self.decoder, self.rows = decoder, rows
         self._draws: RowsDraws[Any] = Together() if draws is None else draws
         self._drafter: RowsDrafter | None = None
@@ -141,11 +138,9 @@ class BatchDecoder:
         for index, (prompt, asked) in enumerate(zip(prompts, own, strict=True)):
             name = f"prompts[{index}]: "
             request = check_request(target, tokenizer, prompt, asked, processors, name)
-            end = min(len(request.tokens) + request.params.max_tokens, target.context)
+            end = request.end(target.context)
             for sample in range(request.params.n):
-                seed = request.params.seed
-                if seed is not None:  # as in single decoding
-                    seed += (index if shared else 0) + (sample << 32)
+                seed = request.seed(index if shared else 0, sample)
                 waiting.append(_Waiting(index, request, seed, end))
         return waiting
 
@@ -201,23 +196,12 @@ class BatchDecoder:
 
     def _open(self, place: int, each: _Waiting, output: RequestOutput, slot: int) -> Row:
         """Return the row of an output that takes a free slot."""
-        request, target = each.request, self._target
-        params, tokens = request.params, list(request.tokens)
-        ends = eos_token_ids(target.model)
-        rule = StopRule(params, ends, self.decoder.tokenizer, each.end - len(tokens))
-        law = TokenLaw(
-            params,
-            tokens,
-            width=vocabulary_width(self.decoder.target),
-            eos_token_ids=ends,
-            device=target.device,
-            processors=request.processors,
-        )
-        output.token_ids = rule.token_ids
-        output.logprobs = None if params.logprobs is None else []
+        request, decoder = each.request, self.decoder
+        params = request.params
+        rule, law = begin_output(output, request, decoder.target, decoder.tokenizer)
         policy = self._policies[slot]
         policy.begin_request(params)
-        target.open(slot)
+        self._target.open(slot)
         if self._drafter is not None:
             self._drafter.open(slot)
         return Row(
@@ -225,7 +209,7 @@ class BatchDecoder:
             output=output,
             logprobs=params.logprobs,
             slot=slot,
-            tokens=tokens,
+            tokens=list(request.tokens),
             end=each.end,
             law=law,
             rule=rule,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .cache import BufferCache, BufferLayer
 
 
-class RowsCache(Cache):  # type: ignore[misc]
+class RowsCache(BufferCache):
     """Buffers of `capacity` positions for `rows` sequences, in every layer of a model.
 
     One position more, the last, takes what unused query positions write; no forward reads it.
@@ -27,6 +28,10 @@ class RowsCache(Cache):  # type: ignore[misc]
         self.length = 0  # positions it reads
         self._first_rows = False  # it takes rows 0 … n − 1, whose buffers need no copy
         super().__init__(layers=[_Layer(self) for _ in range(layers)])
+
+    @property
+    def length_of_buffers(self) -> int:
+        return self.capacity + 1
 
     def place(
         self, slots: torch.Tensor, positions: torch.Tensor, length: int, *, first: bool
@@ -43,15 +48,13 @@ class RowsCache(Cache):  # type: ignore[misc]
 
     def move(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of one row into another."""
-        for layer in self._allocated():
-            layer.keys[to, :, :length] = layer.keys[source, :, :length]
-            layer.values[to, :, :length] = layer.values[source, :, :length]
+        for buffer in self.buffers():
+            buffer[to, :, :length] = buffer[source, :, :length]
 
     def wipe(self, slot: int, start: int, end: int) -> None:
         """Write zeros over some positions: a NaN, unlike other stale values, shows through a mask."""
-        for layer in self._allocated():
-            layer.keys[slot, :, start:end] = 0.0
-            layer.values[slot, :, start:end] = 0.0
+        for buffer in self.buffers():
+            buffer[slot, :, start:end] = 0.0
 
     def read(self, whole: torch.Tensor) -> torch.Tensor:
         """Return what the forward's rows may attend to, [n, H, length, D]."""
@@ -59,23 +62,9 @@ class RowsCache(Cache):  # type: ignore[misc]
             return whole[: len(self.slots), :, : self.length]
         return whole[:, :, : self.length].index_select(0, self.slots)
 
-    def _allocated(self) -> list[Any]:
-        return [layer for layer in self.layers if layer.is_initialized]
 
-
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, cache: RowsCache) -> None:
-        super().__init__()
-        self.cache = cache
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        rows, heads, positions = self.cache.rows, key_states.shape[1], self.cache.capacity + 1
-        self.keys = key_states.new_zeros(rows, heads, positions, key_states.shape[-1])
-        self.values = value_states.new_zeros(rows, heads, positions, value_states.shape[-1])
-        self.is_initialized = True
+class _Layer(BufferLayer):
+    cache: RowsCache
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -93,6 +82,3 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         return self.cache.length - self.cache.positions.shape[-1]
-
-    def get_max_length(self) -> int:
-        return self.cache.capacity

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from .cached import uncovered
 from .law import TokenLaw
-from .output import RequestOutput, token_logprobs
-from .policy import LookaheadPolicy, RoundOutcome, RoundStart
+from .output import RequestOutput, take_round
+from .policy import LookaheadPolicy, RoundOutcome, ask_gamma
 from .stopping import StopRule
 
 
@@ -42,7 +43,7 @@ class Row:
 
     def uncovered(self, cover: int) -> list[int]:
         """Return what follows the first `cover` tokens, drafted ones included; the rest is not read."""
-        return [*self.tokens[cover:], *self.drafted[max(0, cover - len(self.tokens)) :]]
+        return uncovered(cover, self.tokens, self.drafted)
 
     def begin_round(self, draft_context: int) -> None:
         """Ask the policy how many to draft: the bonus fits below `end`, the draft below its context."""
@@ -50,11 +51,7 @@ class Row:
         limit = max(0, min(self.end - length - 1, draft_context - length))
         self.drafted, self.draft_laws = [], []
         self.draft_steps, self.draft_seconds = 0, 0.0
-        self.gamma = self.policy.begin_round(RoundStart(context_length=length, gamma_limit=limit))
-        if not 0 <= self.gamma <= limit:
-            raise ValueError(
-                f"gamma must lie in [0, {limit}], the policy {self.policy!r} said {self.gamma}"
-            )
+        self.gamma = ask_gamma(self.policy, length, limit)
 
     def draft_probs(self, like: torch.Tensor) -> torch.Tensor:
         """Return q as drawn from, [drafted, V]."""
@@ -66,18 +63,8 @@ class Row:
         """Take the round's tokens, up to where the output ends."""
         self.law.commit(emitted)
         self.policy.end_round(outcome)
-        output = self.output
-        output.stats.add_round(outcome)
-        if self.logprobs is not None and output.logprobs is not None:
-            logprobs = token_logprobs(outcome.target_logits, emitted, self.logprobs)
-        for place, token in enumerate(emitted):
-            self.tokens.append(token)
-            self.rule.push(token)
-            if output.logprobs is not None:
-                output.logprobs.append(logprobs[place])
-            if self.rule.finish_reason is not None:
-                output.stats.discarded += len(emitted) - place - 1
-                return
+        for _ in take_round(self.output, self.rule, self.tokens, emitted, outcome, self.logprobs):
+            pass  # a batch does not stream
 
     def finish(self) -> RequestOutput:
         """Return the output as it ended."""

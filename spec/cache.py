@@ -12,7 +12,44 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
-class KVCache(Cache):  # type: ignore[misc]
+class BufferCache(Cache):  # type: ignore[misc]
+    """Buffers of `length` positions for `rows` sequences, in every layer; a subclass says where to write."""
+
+    rows: int
+    capacity: int  # positions of a sequence
+
+    @property
+    def length_of_buffers(self) -> int:
+        """Positions allocated."""
+        return self.capacity
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the key and value buffers of the layers that have written, [rows, heads, positions, width]."""
+        written = [layer for layer in self.layers if layer.is_initialized]
+        return [buffer for layer in written for buffer in (layer.keys, layer.values)]
+
+
+class BufferLayer(CacheLayerMixin):  # type: ignore[misc]
+    """The buffers of one layer, allocated when they are first written."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, cache: Any) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        rows, heads, length = self.cache.rows, key_states.shape[1], self.cache.length_of_buffers
+        self.keys = key_states.new_zeros(rows, heads, length, key_states.shape[-1])
+        self.values = value_states.new_zeros(rows, heads, length, value_states.shape[-1])
+        self.is_initialized = True
+
+    def get_max_length(self) -> int:
+        return int(self.cache.capacity)
+
+
+class KVCache(BufferCache):
     """Buffers of `capacity` positions for `rows` sequences, in every layer of a model.
 
     Sliding-window layers get full buffers as well: the window is in the model's mask, so that nothing
@@ -34,27 +71,9 @@ class KVCache(Cache):  # type: ignore[misc]
         """
         self.offsets = positions
 
-    def buffers(self) -> list[torch.Tensor]:
-        """Return the key and value buffers of the layers that have written, [rows, heads, capacity, width]."""
-        written = [layer for layer in self.layers if layer.is_initialized]
-        return [buffer for layer in written for buffer in (layer.keys, layer.values)]
 
-
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
-    is_sliding = False
-    is_croppable = True
-
-    def __init__(self, cache: KVCache) -> None:
-        super().__init__()
-        self.cache = cache
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        rows, heads = self.cache.rows, key_states.shape[1]
-        self.keys = key_states.new_zeros(rows, heads, self.cache.capacity, key_states.shape[-1])
-        self.values = value_states.new_zeros(
-            rows, heads, self.cache.capacity, value_states.shape[-1]
-        )
-        self.is_initialized = True
+class _Layer(BufferLayer):
+    cache: KVCache
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -78,6 +97,3 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_seq_length(self) -> int:
         return self.cache.cover
-
-    def get_max_length(self) -> int:
-        return self.cache.capacity

@@ -107,6 +107,11 @@ class CachedModel:
             self.roll_back(0)
 
 
+def uncovered(cover: int, tokens: Sequence[int], drafted: Sequence[int]) -> list[int]:
+    """Return what follows the first `cover` of `tokens` and `drafted`; the rest is not read."""
+    return [*tokens[cover:], *drafted[max(0, cover - len(tokens)) :]]
+
+
 def cache_argument(model: Any) -> str:
     """Return the keyword under which the model's forward takes a cache: it was renamed in transformers 5.2x."""
     forward = inspect.unwrap(type(model).forward)

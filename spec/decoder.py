@@ -12,19 +12,17 @@ from .cached import CachedModel
 from .drafter import Drafter
 from .draws import GeneratorDraws
 from .generation_config import default_params
-from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
-from .output import RequestOutput, raise_or_warn, token_logprobs
+from .output import RequestOutput, raise_or_warn, take_round
 from .packed import pack_linears
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy
 from .processors import Processor
 from .prompts import render_chat
-from .request import Prompt, Request, as_list, check_request, vocabulary_width
+from .request import Prompt, Request, as_list, begin_output, check_request
 from .round import decode_round, most_to_draft
 from .stats import DecodeStats
-from .stopping import StopRule, eos_token_ids
 from .streaming import AsyncTextStream, TextStream, Turn
 from .vocabulary import target_width
 
@@ -211,12 +209,9 @@ class SpeculativeDecoder:
 
     def _decode_whole(self, request: Request, index: int, sample: int) -> RequestOutput:
         """Return the output of a prompt, or one that holds the error."""
-        seed = request.params.seed
-        if seed is not None:
-            seed += index + (sample << 32)  # no seed of the prompts beside it
         output = RequestOutput(list(request.tokens))
         try:
-            for _ in self._decode(output, request, GeneratorDraws(seed)):
+            for _ in self._decode(output, request, GeneratorDraws(request.seed(index, sample))):
                 pass
         except Exception as error:
             output.finish_reason, output.error = "error", error
@@ -227,19 +222,8 @@ class SpeculativeDecoder:
     ) -> Iterator[str]:
         """Yield pieces of text while `output` fills up."""
         params, tokens = request.params, list(request.tokens)
-        end = min(len(tokens) + params.max_tokens, self.target.context)
-        ends = eos_token_ids(self.target.model)
-        rule = StopRule(params, ends, self.tokenizer, end - len(tokens))
-        law = TokenLaw(
-            params,
-            tokens,
-            width=vocabulary_width(self.target),
-            eos_token_ids=ends,
-            device=self.target.device,
-            processors=request.processors,
-        )
-        output.token_ids = rule.token_ids
-        output.logprobs = None if params.logprobs is None else []
+        end = request.end(self.target.context)
+        rule, law = begin_output(output, request, self.target, self.tokenizer)
         try:
             self._prefill(tokens, end, output.stats)
             self.lookahead.begin_request(params)
@@ -253,19 +237,7 @@ class SpeculativeDecoder:
                     draws,
                     gamma_limit=most_to_draft(self.target, self.drafter, len(tokens), end),
                 )
-                output.stats.add_round(outcome)
-                if output.logprobs is not None and params.logprobs is not None:
-                    logprobs = token_logprobs(outcome.target_logits, emitted, params.logprobs)
-                for place, token in enumerate(emitted):
-                    tokens.append(token)
-                    piece = rule.push(token)
-                    if output.logprobs is not None:
-                        output.logprobs.append(logprobs[place])
-                    if rule.finish_reason is not None:
-                        output.stats.discarded += len(emitted) - place - 1
-                    yield piece
-                    if rule.finish_reason is not None:
-                        break
+                yield from take_round(output, rule, tokens, emitted, outcome, params.logprobs)
         finally:
             output.text, output.finish_reason = rule.text, rule.finish_reason
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from .batch_drafter import ModelRowsDrafter, RowsDrafter
-from .cached import CachedModel
+from .cached import CachedModel, uncovered
 from .draws import Draws, drawn
 from .law import TokenLaw
 from .one_hot import Laws, OneHot
@@ -103,7 +103,8 @@ class ModelDrafter:
         by_id = law.knows_ids(first=0)  # else a cut vocabulary is drawn from as it is
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
             self.cached.encode_for(len(tokens) + len(drafted))
-            logits = self.cached.advance(self._uncovered(tokens, drafted))  # [1, V_draft]
+            new = uncovered(self.cached.cover, tokens, drafted)
+            logits = self.cached.advance(new)  # [1, V_draft]
             steps += 1
             if not policy.wants_token(depth, logits[0]):
                 break
@@ -126,11 +127,6 @@ class ModelDrafter:
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)
-
-    def _uncovered(self, tokens: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """Return the end of `tokens` and `drafted` that the cache does not hold; the rest is not read."""
-        beyond = max(0, self.cached.cover - len(tokens))
-        return [*tokens[self.cached.cover :], *drafted[beyond:]]
 
     def for_rows(self, rows: int) -> RowsDrafter:
         return ModelRowsDrafter(

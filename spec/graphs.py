@@ -137,8 +137,7 @@ class StaticModel:
 
     def cache_bytes(self) -> int:
         """Return the size of the buffers allocated so far."""
-        layers = [layer for layer in self._cache.layers if layer.is_initialized]
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        return sum(buffer.nbytes for buffer in self._cache.buffers())
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from .policy import RoundOutcome
 from .stats import DecodeStats
+from .stopping import StopRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,34 @@ class RequestOutput:
     def outputs(self) -> list[RequestOutput]:
         """All n outputs of the prompt; the first is this object."""
         return [self, *self.others]
+
+
+def take_round(
+    output: RequestOutput,
+    rule: StopRule,
+    tokens: list[int],
+    emitted: list[int],
+    outcome: RoundOutcome,
+    logprobs: int | None,
+) -> Iterator[str]:
+    """Append a round's tokens to an output and its sequence, up to where it ends; yield the pieces of text.
+
+    Args:
+        tokens: the sequence, prompt included.
+        logprobs: how many of each token were asked for.
+    """
+    output.stats.add_round(outcome)
+    found = [] if logprobs is None else token_logprobs(outcome.target_logits, emitted, logprobs)
+    for place, token in enumerate(emitted):
+        tokens.append(token)
+        piece = rule.push(token)
+        if output.logprobs is not None:
+            output.logprobs.append(found[place])
+        if rule.finish_reason is not None:
+            output.stats.discarded += len(emitted) - place - 1
+        yield piece
+        if rule.finish_reason is not None:
+            return
 
 
 def raise_or_warn(results: Sequence[RequestOutput]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -76,12 +76,14 @@ def pack_linears(model: nn.Module) -> int:
     size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     if not layers or size > MEMORY_SHARE * psutil.virtual_memory().available:
         return 0
-    if not _faster([layer for group in shapes.values() for layer in group[:SAMPLE]]):
+    sample = [layer for group in shapes.values() for layer in group[:SAMPLE]]
+    layouts = {layer: _layout(layer.weight) for layer in sample}
+    if not _faster(layouts):
         return 0
     for layer in layers:
         layer.__class__ = PackedLinear
         assert isinstance(layer, PackedLinear)
-        layer.take(_layout(layer.weight))
+        layer.take(layouts[layer] if layer in layouts else _layout(layer.weight))
     return len(layers)
 
 
@@ -108,17 +110,16 @@ def _supported(layer: nn.Linear) -> bool:
     return True
 
 
-def _faster(layers: Sequence[nn.Linear]) -> bool:
+def _faster(layouts: Mapping[nn.Linear, torch.Tensor]) -> bool:
     """Time both ways, interleaved, on one thread: threads that wait for each other tell of other processes."""
-    layouts = [_layout(layer.weight) for layer in layers]
-    inputs = [layer.weight.new_ones(ROWS, layer.in_features) for layer in layers]
+    inputs = [layer.weight.new_ones(ROWS, layer.in_features) for layer in layouts]
 
     def run_plain() -> None:
-        for layer, x in zip(layers, inputs, strict=True):
+        for layer, x in zip(layouts, inputs, strict=True):
             F.linear(x, layer.weight, layer.bias)
 
     def run_packed() -> None:
-        for layer, x, layout in zip(layers, inputs, layouts, strict=True):
+        for (layer, layout), x in zip(layouts.items(), inputs, strict=True):
             _product(x, layout, layer.bias)
 
     threads = torch.get_num_threads()

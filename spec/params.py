@@ -66,9 +66,9 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _check_integer("n", self.n, low=1)
+        check_integer("n", self.n, low=1)
         _check_number("temperature", self.temperature, low=0.0)
-        _check_integer("top_k", self.top_k, low=0)
+        check_integer("top_k", self.top_k, low=0)
         _check_number("top_p", self.top_p, low=0.0, high=1.0, above_low=True)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)
         _check_number("repetition_penalty", self.repetition_penalty, low=0.0, above_low=True)
@@ -76,8 +76,8 @@ class SamplingParams:
         _check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "bad_words", _checked_words(self.bad_words))
-        _check_integer("max_tokens", self.max_tokens, low=1)
-        _check_integer("min_tokens", self.min_tokens, low=0)
+        check_integer("max_tokens", self.max_tokens, low=1)
+        check_integer("min_tokens", self.min_tokens, low=0)
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}"
@@ -88,11 +88,11 @@ class SamplingParams:
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         for token in self.stop_token_ids:
-            _check_integer("stop_token_ids", token, low=0)
+            check_integer("stop_token_ids", token, low=0)
         if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, low=0)
+            check_integer("logprobs", self.logprobs, low=0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, low=0, high=2**63 - 1)
+            check_integer("seed", self.seed, low=0, high=2**63 - 1)
 
     @property
     def greedy(self) -> bool:
@@ -122,7 +122,7 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise ValueError(f"logit_bias must map token ids to numbers, got {bias!r}")
     for token, value in bias.items():
-        _check_integer("logit_bias's token ids", token, low=0)
+        check_integer("logit_bias's token ids", token, low=0)
         if value != -math.inf:
             _check_number(f"logit_bias[{token}]", value, low=-math.inf)
     return dict(bias)
@@ -141,7 +141,7 @@ def _checked_word(word: str | Sequence[int]) -> BadWord:
         raise ValueError(f"bad_words must be strings or sequences of token ids, got {word!r}")
     tokens: tuple[int, ...] = tuple(word)  # type: ignore[arg-type]  # no str here
     for token in tokens:
-        _check_integer("bad_words' token ids", token, low=0)
+        check_integer("bad_words' token ids", token, low=0)
     return tokens
 
 
@@ -172,7 +172,7 @@ def _check_number(
         )
 
 
-def _check_integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"

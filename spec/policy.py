@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from .one_hot import Laws
-from .params import SamplingParams
+from .params import SamplingParams, check_integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,25 @@ class LookaheadPolicy(Protocol):
         """
 
 
+def ask_gamma(policy: LookaheadPolicy, context_length: int, gamma_limit: int) -> int:
+    """Begin a round and return how many tokens may be drafted in it.
+
+    Raises:
+        ValueError: if the policy answers outside [0, gamma_limit].
+    """
+    gamma = policy.begin_round(RoundStart(context_length=context_length, gamma_limit=gamma_limit))
+    if not 0 <= gamma <= gamma_limit:
+        raise ValueError(
+            f"gamma must lie in [0, {gamma_limit}], the policy {policy!r} said {gamma}"
+        )
+    return gamma
+
+
 class FixedLookahead:
     """Drafts `gamma` tokens in every round; γ = 0 is plain decoding."""
 
     def __init__(self, gamma: int) -> None:
-        if not isinstance(gamma, int) or isinstance(gamma, bool) or gamma < 0:
-            raise ValueError(f"gamma must be an integer >= 0, got {gamma!r}")
+        check_integer("gamma", gamma, low=0)
         self.gamma_max = gamma
 
     def begin_request(self, params: SamplingParams) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 from .bad_words import with_token_ids
 from .cached import CachedModel
 from .generation_config import default_params
+from .law import TokenLaw
+from .output import RequestOutput
 from .params import SamplingParams
 from .processors import Processor, copied
 from .prompts import encode_text
-from .stopping import check_stops
+from .stopping import StopRule, check_stops, eos_token_ids
 
 Prompt = str | Sequence[int]
 
@@ -24,6 +26,35 @@ class Request:
     tokens: list[int]
     params: SamplingParams  # bad words as token ids
     processors: Sequence[Processor]
+
+    def end(self, context: int) -> int:
+        """Return how many tokens prompt and output may have together."""
+        return min(len(self.tokens) + self.params.max_tokens, context)
+
+    def seed(self, index: int, sample: int) -> int | None:
+        """Return the seed of one output: no other prompt or sample beside it has the same."""
+        seed = self.params.seed
+        return None if seed is None else seed + index + (sample << 32)
+
+
+def begin_output(
+    output: RequestOutput, request: Request, target: CachedModel, tokenizer: Any
+) -> tuple[StopRule, TokenLaw]:
+    """Return what follows an output as it is decoded: where it stops, and the law of its next token."""
+    params, tokens = request.params, request.tokens
+    ends = eos_token_ids(target.model)
+    rule = StopRule(params, ends, tokenizer, request.end(target.context) - len(tokens))
+    law = TokenLaw(
+        params,
+        tokens,
+        width=vocabulary_width(target),
+        eos_token_ids=ends,
+        device=target.device,
+        processors=request.processors,
+    )
+    output.token_ids = rule.token_ids
+    output.logprobs = None if params.logprobs is None else []
+    return rule, law
 
 
 def check_request(

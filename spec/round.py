@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from .cached import CachedModel
+from .cached import CachedModel, uncovered
 from .drafter import Drafter, Proposal
 from .draws import Draws
 from .law import TokenLaw
 from .one_hot import OneHot
-from .policy import LookaheadPolicy, RoundOutcome, RoundStart
+from .policy import LookaheadPolicy, RoundOutcome, ask_gamma
 from .verify import verify
 
 
@@ -36,11 +36,7 @@ def decode_round(
         gamma_limit: most tokens that may be drafted.
     """
     begun = time.perf_counter()
-    gamma = policy.begin_round(RoundStart(context_length=len(tokens), gamma_limit=gamma_limit))
-    if not 0 <= gamma <= gamma_limit:
-        raise ValueError(
-            f"gamma must lie in [0, {gamma_limit}], the policy {policy!r} said {gamma}"
-        )
+    gamma = ask_gamma(policy, len(tokens), gamma_limit)
     if drafter is None or gamma == 0:
         proposal = Proposal([], OneHot([], target.width or 0), steps=0)
     else:
@@ -48,7 +44,7 @@ def decode_round(
     drafted = time.perf_counter()
 
     target.encode_for(len(tokens) + len(proposal.tokens))
-    new = [*tokens[target.cover :], *proposal.tokens]
+    new = uncovered(target.cover, tokens, proposal.tokens)
     logits = target.advance(new, keep=len(proposal.tokens) + 1)  # [γ+1, V]
     verified = time.perf_counter()
     target_probs = law.laws(logits, proposal.tokens)  # [γ+1, V]

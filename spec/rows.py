@@ -20,6 +20,7 @@ from .draws import Draws, GeneratorDraws
 from .grouped import grouped_attention
 from .params import SamplingParams, refuse_fields
 from .sampling import token_probs
+from .searches import best_tokens
 
 PREFILL = 8  # prompts computed together
 WINDOW = 64  # prompts among which those of like length are put together: little padding, order kept
@@ -158,7 +159,7 @@ def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]])
 def _draw(logits: torch.Tensor, active: dict[int, _Row], params: SamplingParams) -> list[int]:
     """Draw each row's next token from logits [active rows, V]."""
     if params.greedy:
-        return [int(token) for token in logits.argmax(-1).tolist()]
+        return [int(token) for token in best_tokens(logits).tolist()]
     probs = token_probs(logits, params)
     return [row.draws.token(law) for row, law in zip(active.values(), probs, strict=True)]
 

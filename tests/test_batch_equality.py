@@ -28,7 +28,7 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from toys import byte_tokenizer, noisy_copy, tiny_gpt2, tiny_llama
+from toys import byte_tokenizer, greedy, noisy_copy, tiny_gpt2, tiny_llama
 
 SIZES = {
     "vocab_size": 260, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -107,10 +107,6 @@ LOOKAHEADS = {
 def make_decoder(model: Any, lookahead: Any, *, draft: Any = None, scale: float = 0.03) -> Any:
     draft = noisy_copy(model, scale=scale) if draft is None else draft
     return SpeculativeDecoder(model, byte_tokenizer(), ModelDrafter(draft, width=260), lookahead)
-
-
-def greedy(**settings: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **settings)
 
 
 def total(outputs: list[RequestOutput]) -> Any:

@@ -16,18 +16,9 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from toys import byte_tokenizer, noisy_copy, tiny_llama
+from toys import greedy, make_decoder, noisy_copy, tiny_llama
 
 PROMPTS = ["Hello", "a", "日本語", "x y z", "12345"]
-
-
-def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:
-    draft = noisy_copy(model, scale=0.03) if draft is None else draft
-    return SpeculativeDecoder(model, byte_tokenizer(), ModelDrafter(draft, width=260), lookahead)
-
-
-def greedy(**settings: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **settings)
 
 
 class Failing(FixedLookahead):

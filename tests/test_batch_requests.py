@@ -14,26 +14,20 @@ from foredraft.controller import AdaptiveLookahead
 from foredraft.spec import (
     BatchDecoder,
     FixedLookahead,
-    ModelDrafter,
     RoundOutcome,
     RoundStart,
     SamplingParams,
-    SpeculativeDecoder,
     Together,
     strip_padding,
 )
-from toys import byte_tokenizer, noisy_copy, tiny_gpt2, tiny_llama
+from toys import (
+    greedy,
+    make_decoder,
+    tiny_gpt2,
+    tiny_llama,
+)
 
 PROMPTS = ["Hello", "a", "日本語", "x y z", "12345"]
-
-
-def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:
-    draft = noisy_copy(model, scale=0.03) if draft is None else draft
-    return SpeculativeDecoder(model, byte_tokenizer(), ModelDrafter(draft, width=260), lookahead)
-
-
-def greedy(**settings: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **settings)
 
 
 @pytest.mark.parametrize("gamma", [0, 3, 8])

@@ -26,7 +26,7 @@ from foredraft.spec.graphs import (
     token_bucket,
     visible_bucket,
 )
-from toys import byte_tokenizer, tiny_gpt2, tiny_llama
+from toys import byte_tokenizer, greedy, tiny_gpt2, tiny_llama
 from verify_cases import QueuedDraws
 
 PROMPT = [5, 100, 33, 7, 250, 12]
@@ -47,10 +47,6 @@ def ordinary(target: Any, draft: Any, prompt: list[int], gamma: int, params: Any
     drafter = ModelDrafter(draft, width=260) if gamma else None
     decoder = SpeculativeDecoder(target, None, drafter, FixedLookahead(gamma))
     return decoder.generate([prompt], params)[0].token_ids
-
-
-def greedy(**settings: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **settings)
 
 
 def test_buckets_are_the_smallest_that_hold() -> None:

@@ -15,7 +15,14 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from toys import ForcedTokens, byte_tokenizer, noisy_copy, tiny_gpt2, tiny_llama
+from toys import (
+    ForcedTokens,
+    byte_tokenizer,
+    greedy,
+    make_decoder,
+    tiny_gpt2,
+    tiny_llama,
+)
 
 PROMPTS = ["a", "Hello there", "日本語", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"]
 
@@ -30,15 +37,6 @@ class RandomLookahead(FixedLookahead):
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self.random.random() < 0.8
-
-
-def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:
-    draft = noisy_copy(model, scale=0.03) if draft is None else draft
-    return SpeculativeDecoder(model, byte_tokenizer(), ModelDrafter(draft, width=260), lookahead)
-
-
-def greedy(**settings: Any) -> SamplingParams:
-    return SamplingParams(temperature=0.0, **settings)
 
 
 LOOKAHEADS = {

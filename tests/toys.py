@@ -17,6 +17,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from foredraft.spec import ModelDrafter, SamplingParams, SpeculativeDecoder
+
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '<eos>' }}{% endfor %}"
@@ -87,6 +89,17 @@ def tiny_gpt2(*, seed: int = 0, vocabulary: int = 260, layers: int = 2, context:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return GPT2LMHeadModel(config).eval()
+
+
+def greedy(**settings: Any) -> SamplingParams:
+    """Return params that decode greedily."""
+    return SamplingParams(temperature=0.0, **settings)
+
+
+def make_decoder(model: Any, lookahead: Any, *, draft: Any = None) -> SpeculativeDecoder:
+    """Return a decoder over bytes; without a draft, one that is right about as often as it is wrong."""
+    draft = noisy_copy(model, scale=0.03) if draft is None else draft
+    return SpeculativeDecoder(model, byte_tokenizer(), ModelDrafter(draft, width=260), lookahead)
 
 
 def noisy_copy(model: Any, *, scale: float, seed: int = 5) -> Any:
