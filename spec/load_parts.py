@@ -21,6 +21,8 @@ def load_drafter(
 ) -> ModelDrafter:
     """Load a draft model and check it against the target's tokenizer; cut its head where it was trained so.
 
+    On a CPU its linear layers may be packed, rounded to float16 where that is faster (`pack_linears`).
+
     Raises:
         ValueError: if the draft means something else by a token id, or its folder is not whole.
     """
@@ -31,7 +33,7 @@ def load_drafter(
     kept = None if info is None else load_kept_tokens(name, info)
     if kept is not None:
         cut_head(model, kept)
-    pack_linears(model)
+    pack_linears(model, draft=True)
     temperature = 1.0 if info is None else info.draft_temperature
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
 

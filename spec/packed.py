@@ -1,14 +1,15 @@
-"""Linear layers on a CPU with weights laid out for oneDNN, where that is measured to be faster.
+"""Linear layers on a CPU with weights laid out for its kernels, where that is measured to be faster.
 
 A verification multiplies 2 to 10 rows. Some BLAS libraries take twice as long for two rows as for one,
-since they read the weights once a row; oneDNN's blocked layout reads them once for all.
+since they read the weights once a row; oneDNN's blocked layout reads them once for all. A draft's step
+takes as long as its weights take to be read: in float16 they are half as many bytes.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
@@ -16,23 +17,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-ROWS = (
-    4  # of the product that the layout is chosen for and timed with; 1 to 16 rows take the same one
-)
+ROWS = 4  # of the product that a target's layout is chosen for; 1 to 16 rows take the same one
+DRAFT_ROWS = 1  # of most of a draft's steps
 SAMPLE = 8  # layers of each shape that are timed
 REPEATS = 5
 GAIN = 0.95  # pack where it takes at most this share of the time
 MEMORY_SHARE = 0.5  # of what is free: the copies take as much as the weights
 
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""[..., in] and a bias [out] or None to [..., out], with a weight that it holds a copy of."""
+
 
 class PackedLinear(nn.Linear):
-    """A linear layer that keeps its weight, and a copy of it in oneDNN's layout for inference.
+    """A linear layer that keeps its weight, and a copy of it in another layout for inference.
 
     The copy is only used for what it was made of: where a gradient is wanted, on another device or
     dtype, and after the weight was changed, this is a plain linear layer.
     """
 
-    _packed: torch.Tensor | None = None
+    _packed: Product | None = None
     _made_of: tuple[int, int] = (0, 0)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -46,11 +49,11 @@ class PackedLinear(nn.Linear):
             or (torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad))
         ):
             return F.linear(input, weight, self.bias)
-        return _product(input, packed, self.bias)
+        return packed(input, self.bias)
 
-    def take(self, layout: torch.Tensor) -> None:
-        """Use this copy of the weight as it is now."""
-        self._packed = layout
+    def take(self, packed: Product) -> None:
+        """Use this product, made of the weight as it is now."""
+        self._packed = packed
         self._made_of = (self.weight.data_ptr(), self.weight._version)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,77 +61,112 @@ class PackedLinear(nn.Linear):
         return {key: value for key, value in self.__dict__.items() if key != "_packed"}
 
 
+def pack_blocked(weight: torch.Tensor) -> Product:
+    """Lay a weight [out, in] out in oneDNN's blocks: products as exact as before."""
+    copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+
+    def product(input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, copy, bias, "none", [], "")
+        return result
+
+    return product
+
+
+def pack_half(weight: torch.Tensor) -> Product:
+    """Round a float32 weight [out, in] to float16 in FBGEMM's layout; sums stay in float32.
+
+    A weight beyond float16's range is laid out in blocks instead.
+    """
+    weight = weight.detach()
+    if weight.dtype != torch.float32:
+        raise RuntimeError(f"weights must be float32, got {weight.dtype}")
+    if not weight.abs().max() <= torch.finfo(torch.float16).max:
+        return pack_blocked(weight)
+    copy = torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+    def product(input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(input, copy)
+        return result if bias is None else result + bias
+
+    return product
+
+
 @torch.no_grad()
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, *, draft: bool = False) -> int:
     """Pack the model's linear layers in place where that is faster; return how many were packed.
 
-    Decided by timing some layers of each shape with 4 rows. Only for inference on a CPU; elsewhere, and
-    where memory is short, nothing is done. Rounding changes as with any other kernel. Calling it again
-    changes nothing.
+    Decided by timing some layers of each shape. Only for inference on a CPU; elsewhere, and where memory
+    is short, nothing is done. Rounding changes as with any other kernel. Calling it again changes
+    nothing.
+
+    Args:
+        draft: weights may be rounded to float16, and one row counts. Drafted tokens are drawn from
+            what the draft then says, so that the target's law is kept; only α moves, by its rounding.
     """
     shapes: dict[torch.Size, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
         if type(module) is not nn.Linear or module.weight.is_inference():
             continue  # an inference tensor does not say when it is changed
-        if module.weight.device.type == "cpu" and _supported(module):
+        if module.weight.device.type == "cpu":
             shapes[module.weight.shape].append(module)
     layers = [layer for group in shapes.values() for layer in group]
     size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     if not layers or size > MEMORY_SHARE * psutil.virtual_memory().available:
         return 0
     sample = [layer for group in shapes.values() for layer in group[:SAMPLE]]
-    layouts = {layer: _layout(layer.weight) for layer in sample}
-    if not _faster(layouts):
+    kinds = [kind for kind in (pack_blocked, pack_half)[: 1 + draft] if _works(kind, layers)]
+    pack = _fastest(sample, kinds, DRAFT_ROWS if draft else ROWS)
+    if pack is None:
         return 0
     for layer in layers:
         layer.__class__ = PackedLinear
         assert isinstance(layer, PackedLinear)
-        layer.take(layouts[layer] if layer in layouts else _layout(layer.weight))
+        layer.take(pack(layer.weight))
     return len(layers)
 
 
-def _layout(weight: torch.Tensor) -> torch.Tensor:
-    """Return an opaque copy of a weight [out, in]."""
-    copy: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
-    return copy
-
-
-def _product(input: torch.Tensor, layout: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, layout, bias, "none", [], "")
-    return product
-
-
-def _supported(layer: nn.Linear) -> bool:
-    """Say whether this build has the operators, and for this dtype."""
+def _works(pack: Callable[[torch.Tensor], Product], layers: Iterable[nn.Linear]) -> bool:
+    """Say whether this build has the kernel, for these layers' dtypes, on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    rows = layer.weight.new_zeros(1, layer.in_features)
     try:
-        _product(rows, _layout(layer.weight[:1]), None)
-    except (AttributeError, RuntimeError):  # no such operator; not for this dtype on this processor
+        for layer in layers:
+            pack(layer.weight[:1])(layer.weight.new_zeros(1, layer.in_features), None)
+    except (AttributeError, RuntimeError):
         return False
     return True
 
 
-def _faster(layouts: Mapping[nn.Linear, torch.Tensor]) -> bool:
-    """Time both ways, interleaved, on one thread: threads that wait for each other tell of other processes."""
-    inputs = [layer.weight.new_ones(ROWS, layer.in_features) for layer in layouts]
+def _fastest(
+    layers: Sequence[nn.Linear], kinds: Sequence[Callable[[torch.Tensor], Product]], rows: int
+) -> Callable[[torch.Tensor], Product] | None:
+    """Return the kind of packing that is worth it, by time; None: none is.
+
+    Timed interleaved, on one thread: threads that wait for each other tell of other processes.
+    """
+    inputs = [layer.weight.new_ones(rows, layer.in_features) for layer in layers]
+    packed = [[kind(layer.weight) for layer in layers] for kind in kinds]
 
     def run_plain() -> None:
-        for layer, x in zip(layouts, inputs, strict=True):
+        for layer, x in zip(layers, inputs, strict=True):
             F.linear(x, layer.weight, layer.bias)
 
-    def run_packed() -> None:
-        for (layer, layout), x in zip(layouts.items(), inputs, strict=True):
-            _product(x, layout, layer.bias)
+    def run(products: Sequence[Product]) -> None:
+        for layer, product, x in zip(layers, products, inputs, strict=True):
+            product(x, layer.bias)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = [(_seconds(run_plain), _seconds(run_packed)) for _ in range(REPEATS)]
+        times = [
+            [_seconds(run_plain), *(_seconds(lambda p=p: run(p)) for p in packed)]  # type: ignore[misc]
+            for _ in range(REPEATS)
+        ]
     finally:
         torch.set_num_threads(threads)
-    return min(packed for _, packed in times) <= GAIN * min(plain for plain, _ in times)
+    plain, *others = map(min, zip(*times, strict=True))
+    best = min(others, default=plain)
+    return kinds[others.index(best)] if others and best <= GAIN * plain else None
 
 
 def _seconds(work: Callable[[], None]) -> float:

@@ -45,7 +45,7 @@ def test_the_packed_copy_is_what_is_used(packed: Any) -> None:
     model, _ = packed
     head = model.get_output_embeddings()
     x = torch.ones(2, head.in_features)
-    head._packed = packed_module._layout(torch.zeros_like(head.weight))
+    head._packed = packed_module.pack_blocked(torch.zeros_like(head.weight))
     assert head(x).abs().max() == 0
 
 
@@ -127,4 +127,72 @@ def test_a_packed_model_decodes_with_a_cache(packed: Any) -> None:
         cached.start(tokens[:10], 32)
     torch.testing.assert_close(
         ours.advance(tokens, keep=5), theirs.advance(tokens, keep=5), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny Llama as a draft with float16 weights, and its twin as it was."""
+    monkeypatch.setattr(packed_module, "GAIN", ALWAYS)
+    plain = tiny_llama(seed=1)
+    model = copy.deepcopy(plain)
+    layers = [module for module in plain.modules() if isinstance(module, nn.Linear)]
+    if not packed_module._works(packed_module.pack_half, layers):
+        pytest.skip("this torch has no FBGEMM")
+    monkeypatch.setattr(packed_module, "pack_blocked", packed_module.pack_half)  # no other choice
+    assert pack_linears(model, draft=True) == len(layers)
+    return model, plain
+
+
+@torch.inference_mode()
+def test_half_weights_round_to_float16_and_no_more(half: Any) -> None:
+    model, _ = half
+    generator = torch.Generator().manual_seed(0)
+    for layer in (module for module in model.modules() if isinstance(module, PackedLinear)):
+        rounded = layer.weight.half().float()
+        assert not torch.equal(rounded, layer.weight)
+        for shape in ((1,), (3,), (2, 5)):
+            x = torch.randn(*shape, layer.in_features, generator=generator)
+            torch.testing.assert_close(layer(x), x @ rounded.T, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_draft_of_half_weights_says_nearly_the_same(half: Any) -> None:
+    model, plain = half
+    ids = torch.arange(40)[None]
+    ours, theirs = model(ids).logits.softmax(-1), plain(ids).logits.softmax(-1)
+    assert torch.minimum(ours, theirs).sum(-1).min() > 0.99  # α between the two
+
+
+@torch.inference_mode()
+def test_half_weights_keep_the_bias_and_what_float16_cannot_hold() -> None:
+    layer = nn.Linear(8, 4)
+    try:
+        packed = packed_module.pack_half(layer.weight)
+    except (AttributeError, RuntimeError):
+        pytest.skip("this torch has no FBGEMM")
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(packed(x, layer.bias), layer(x), rtol=1e-2, atol=1e-3)
+    for large in (7e4, torch.inf, torch.nan):
+        weight = layer.weight.clone()
+        weight[1, 2] = large
+        got = packed_module.pack_half(weight)(x, None)
+        torch.testing.assert_close(got, x @ weight.T, equal_nan=True)
+
+
+def test_only_a_draft_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_module, "GAIN", ALWAYS)
+    kinds: list[Any] = []
+
+    def fastest(layers: Any, choices: Any, rows: int) -> None:
+        kinds.append((set(choices), rows))
+
+    monkeypatch.setattr(packed_module, "_fastest", fastest)
+    monkeypatch.setattr(packed_module, "_works", lambda pack, layers: True)
+    pack_linears(tiny_llama())
+    pack_linears(tiny_llama(), draft=True)
+    assert kinds[0] == ({packed_module.pack_blocked}, packed_module.ROWS)
+    assert kinds[1] == (
+        {packed_module.pack_blocked, packed_module.pack_half},
+        packed_module.DRAFT_ROWS,
     )
