@@ -183,22 +183,24 @@ def _one_by_one(
     Args:
         keep: given a row's id and the states of its response, before it is yielded.
     """
-    for temperature in config.temperatures:
-        same = [task for task in tasks if task.temperature == temperature]
-        for row in decode_rows(
-            model,
-            [task.prompt_ids for task in same],
-            SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens),
-            seeds=[_seed(task.id) for task in same],  # the row's id holds the config's seed
-            rows=config.batch_size,
-            eos_token_ids=eos_token_ids(model),
-            width=width,
-            keep_states=keep is not None,
-        ):
-            task = same[row.index]
-            if keep is not None and row.states is not None:
-                keep(task.id, row.states)
-            yield [task], [row.token_ids]
+    params = {
+        temperature: SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens)
+        for temperature in config.temperatures
+    }
+    for row in decode_rows(
+        model,
+        [task.prompt_ids for task in tasks],
+        [params[task.temperature] for task in tasks],
+        seeds=[_seed(task.id) for task in tasks],  # the row's id holds the config's seed
+        rows=config.batch_size,
+        eos_token_ids=eos_token_ids(model),
+        width=width,
+        keep_states=keep is not None,
+    ):
+        task = tasks[row.index]
+        if keep is not None and row.states is not None:
+            keep(task.id, row.states)
+        yield [task], [row.token_ids]
 
 
 def _by_shards(

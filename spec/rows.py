@@ -22,8 +22,8 @@ from .params import SamplingParams, refuse_fields
 from .sampling import token_probs
 from .searches import best_tokens
 
-PREFILL = 8  # prompts computed together
-WINDOW = 64  # prompts among which those of like length are put together: little padding, order kept
+PREFILL = 8  # prompts computed together: one alone uses a processor badly
+WINDOW = 24  # prompts among which those of like length are put together: little padding, order kept
 
 UNSUPPORTED = (
     "n", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
@@ -44,6 +44,7 @@ class RowOutput:
 @dataclass(slots=True)
 class _Row:
     index: int  # which prompt
+    params: SamplingParams
     draws: Draws
     length: int  # tokens in the cache
     pending: int  # the token to feed next
@@ -55,7 +56,7 @@ class _Row:
 def decode_rows(
     model: Any,
     prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
+    params: Sequence[SamplingParams],
     *,
     seeds: Sequence[int],
     rows: int,
@@ -66,11 +67,11 @@ def decode_rows(
     """Yield outputs as they end.
 
     A row's draws come from its own seed, so its output does not depend on its neighbours but for
-    the rounding of a batched forward.
+    the rounding of a batched forward. Equal prompts near each other are computed once.
 
     Args:
         model: a causal LM in eval mode with full attention in all layers.
-        params: the same for all rows; penalties and stop strings are not supported here.
+        params: one a prompt; penalties and stop strings are not supported here.
         seeds: one a prompt.
         rows: how many are decoded at a time.
         width: logits are cut to this many entries.
@@ -79,52 +80,59 @@ def decode_rows(
     Raises:
         ValueError: if the model or a parameter is not supported, or a prompt leaves no room.
     """
-    _check(model, params, prompts)
-    capacity = min(max(map(len, prompts), default=0) + params.max_tokens, context_length(model))
-    switch = rope_switch(model)
-    if switch is not None and capacity > switch:
-        raise ValueError(
-            f"prompts and max_tokens reach {capacity} tokens; {type(model).__name__} encodes positions "
-            f"otherwise beyond {switch}, which rows of different length cannot share"
-        )
-    ends = set(params.stop_token_ids) | set(() if params.ignore_eos else eos_token_ids)
+    capacity = _capacity(model, prompts, params)
     shared = _common_start([list(prompt[:-1]) for prompt in prompts])
     batch = _Batch(model, shared, rows=min(rows, len(prompts)), capacity=capacity, width=width)
-    waiting = deque(_joining_order(prompts))
+    waiting = _joining_order(prompts)
+    ready: deque[tuple[int, int]] = deque()  # place among the computed prompts, which prompt
     active: dict[int, _Row] = {}  # slot -> row
     while True:
-        free = [slot for slot in range(batch.rows) if slot not in active]
-        # Prompts are computed some at a time: one alone uses a processor badly.
-        while waiting and free and (len(free) >= PREFILL or not active):
-            joining = [
-                (free.pop(), waiting.popleft())
-                for _ in range(min(PREFILL, len(free), len(waiting)))
-            ]
-            batch.prefill([slot for slot, _ in joining], [prompts[i][:-1] for _, i in joining])
-            for slot, index in joining:
+        for slot in (slot for slot in range(batch.rows) if slot not in active):
+            if not ready and waiting:
+                groups = [waiting.popleft() for _ in range(min(PREFILL, len(waiting)))]
+                batch.compute([prompts[group[0]][:-1] for group in groups])
+                ready.extend((place, i) for place, group in enumerate(groups) for i in group)
+            if ready:
+                place, index = ready.popleft()
+                length = len(prompts[index]) - 1
+                batch.put(slot, place, length)
                 draws = GeneratorDraws(seeds[index])
-                active[slot] = _Row(index, draws, len(prompts[index]) - 1, prompts[index][-1])
+                active[slot] = _Row(index, params[index], draws, length, prompts[index][-1])
         if not active:
             return
-        tokens = _draw(batch.step(active), active, params)
+        tokens = _draw(batch.step(active), list(active.values()))
         for (slot, row), token in zip(list(active.items()), tokens, strict=True):
             if keep_states:
                 row.states.append(batch.states[slot])
             row.length += 1
             row.pending = token
             row.response.append(token)
-            ended = token in ends
-            if ended or len(row.response) == params.max_tokens or row.length + 1 >= capacity:
+            reason = _finish_reason(row, eos_token_ids, capacity)
+            if reason is not None:
                 del active[slot]
                 states = torch.stack(row.states) if keep_states else None  # [tokens, d]
-                reason = "stop" if ended else "length"
                 yield RowOutput(row.index, row.response, reason, states)
 
 
-def _joining_order(prompts: Sequence[Sequence[int]]) -> list[int]:
-    order = range(len(prompts))
-    windows = [order[at : at + WINDOW] for at in range(0, len(prompts), WINDOW)]
-    return [i for window in windows for i in sorted(window, key=lambda i: len(prompts[i]))]
+def _finish_reason(row: _Row, eos_token_ids: Sequence[int], capacity: int) -> str | None:
+    params = row.params
+    if row.pending in params.stop_token_ids:
+        return "stop"
+    if row.pending in eos_token_ids and not params.ignore_eos:
+        return "stop"
+    if len(row.response) == params.max_tokens or row.length + 1 >= capacity:
+        return "length"
+    return None
+
+
+def _joining_order(prompts: Sequence[Sequence[int]]) -> deque[list[int]]:
+    """Return groups of equal prompts, those of like length near each other."""
+    equal: dict[tuple[int, ...], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        equal.setdefault(tuple(prompt), []).append(index)
+    groups = list(equal.values())
+    windows = [groups[at : at + WINDOW] for at in range(0, len(groups), WINDOW)]
+    return deque(g for window in windows for g in sorted(window, key=lambda g: len(prompts[g[0]])))
 
 
 def _common_start(prompts: Sequence[list[int]]) -> list[int]:
@@ -145,23 +153,55 @@ def full_attention(model: Any) -> bool:
     return set(kinds) == {"full_attention"}
 
 
-def _check(model: Any, params: SamplingParams, prompts: Sequence[Sequence[int]]) -> None:
+def _capacity(
+    model: Any, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+) -> int:
+    """Return the tokens that the longest row may have.
+
+    Raises:
+        ValueError: if the model, a prompt or a parameter is not supported.
+    """
     refuse_without_rollback(model)
     if not full_attention(model):
         raise ValueError(f"{type(model).__name__}: rows of different length need full attention")
-    refuse_fields(params, UNSUPPORTED, "when decoding many rows")
-    room = context_length(model) - 1
+    if len(params) != len(prompts):
+        raise ValueError(f"params must be one a prompt, got {len(params)} of {len(prompts)}")
+    for each in params:
+        refuse_fields(each, UNSUPPORTED, "when decoding many rows")
+    context = context_length(model)
     for index, prompt in enumerate(prompts):
-        if not 1 <= len(prompt) <= room:
-            raise ValueError(f"prompt {index} must have 1 to {room} tokens, got {len(prompt)}")
+        if not 1 <= len(prompt) <= context - 1:
+            raise ValueError(
+                f"prompt {index} must have 1 to {context - 1} tokens, got {len(prompt)}"
+            )
+    wanted = [len(prompt) + each.max_tokens for prompt, each in zip(prompts, params, strict=True)]
+    capacity = min(max(wanted, default=0), context)
+    switch = rope_switch(model)
+    if switch is not None and capacity > switch:
+        raise ValueError(
+            f"prompts and max_tokens reach {capacity} tokens; {type(model).__name__} encodes positions "
+            f"otherwise beyond {switch}, which rows of different length cannot share"
+        )
+    return capacity
 
 
-def _draw(logits: torch.Tensor, active: dict[int, _Row], params: SamplingParams) -> list[int]:
-    """Draw each row's next token from logits [active rows, V]."""
-    if params.greedy:
-        return [int(token) for token in best_tokens(logits).tolist()]
-    probs = token_probs(logits, params)
-    return [row.draws.token(law) for row, law in zip(active.values(), probs, strict=True)]
+def _draw(logits: torch.Tensor, rows: Sequence[_Row]) -> list[int]:
+    """Draw each row's next token from logits [rows, V]; rows of the same parameters together."""
+    tokens = [0] * len(rows)
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(id(row.params), []).append(place)
+    for places in groups.values():
+        params = rows[places[0]].params
+        part = logits[places]  # [rows of these parameters, V]
+        if params.greedy:
+            drawn = best_tokens(part).tolist()
+        else:
+            laws = token_probs(part, params)
+            drawn = [rows[place].draws.token(law) for place, law in zip(places, laws, strict=True)]
+        for place, token in zip(places, drawn, strict=True):
+            tokens[place] = int(token)
+    return tokens
 
 
 class _Batch:
@@ -186,21 +226,23 @@ class _Batch:
         self.states = torch.empty(0)  # [rows, d], what the head read in the last step
         self._feed([shared] * PREFILL)
 
-    def prefill(self, slots: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
-        """Put the keys and values of some prompts into rows."""
+    def compute(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Compute the keys and values of at most `PREFILL` prompts, for `put`."""
         longest = max(map(len, prompts))
         padded = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
         padded += padded[:1] * (PREFILL - len(padded))  # the buffers have so many rows
         self._prompt.cover = self._shared  # what is padded lies after all that is real
         self._feed([prompt[self._shared :] for prompt in padded])
+
+    def put(self, slot: int, place: int, length: int) -> None:
+        """Copy the first `length` keys and values of a computed prompt into a slot."""
         for whole, part in zip(self._cache.layers, self._prompt.layers, strict=True):
             if not part.is_initialized:
                 continue  # prompts of one token: nothing to put
             if not whole.is_initialized:
                 whole.lazy_initialization(part.keys, part.values)
-            for row, (slot, prompt) in enumerate(zip(slots, prompts, strict=True)):
-                whole.keys[slot, :, : len(prompt)] = part.keys[row, :, : len(prompt)]
-                whole.values[slot, :, : len(prompt)] = part.values[row, :, : len(prompt)]
+            whole.keys[slot, :, :length] = part.keys[place, :, :length]
+            whole.values[slot, :, :length] = part.values[place, :, :length]
 
     def _feed(self, tokens: Sequence[Sequence[int]]) -> None:
         if tokens[0]:

@@ -243,10 +243,18 @@ def test_rows_of_a_longrope_model_stay_on_one_side_of_the_switch() -> None:
     model = longrope("phi3")
     prompts = random_prompts(4, 9)
     rows = decode_rows(
-        model, prompts, greedy(SHORT - 9), seeds=[0, 1], rows=2, eos_token_ids=(), width=VOCABULARY
+        model,
+        prompts,
+        [greedy(SHORT - 9)] * 2,
+        seeds=[0, 1],
+        rows=2,
+        eos_token_ids=(),
+        width=VOCABULARY,
     )
     for row in rows:
         prompt = prompts[row.index]
         assert row.token_ids == transformers_greedy(model, prompt, SHORT - 9)
     with pytest.raises(ValueError, match=f"encodes positions otherwise beyond {SHORT}"):
-        list(decode_rows(model, prompts, greedy(SHORT), seeds=[0, 1], rows=2, eos_token_ids=()))
+        list(
+            decode_rows(model, prompts, [greedy(SHORT)] * 2, seeds=[0, 1], rows=2, eos_token_ids=())
+        )

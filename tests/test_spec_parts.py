@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+import foredraft.spec.rows as rows_module
 from foredraft.spec import (
     CachedModel,
     DraftInfo,
@@ -324,7 +326,7 @@ def test_rows_decoded_together_equal_rows_decoded_alone(temperature: float) -> N
     for row in decode_rows(
         model,
         prompts,
-        params,
+        [params] * len(prompts),
         seeds=range(6),
         rows=2,
         eos_token_ids=ends,
@@ -343,6 +345,46 @@ def test_rows_decoded_together_equal_rows_decoded_alone(temperature: float) -> N
         )[0]
         assert rows[index] == (output.token_ids, output.finish_reason)
     assert {reason for _, reason in rows.values()} == {"stop", "length"}
+
+
+def test_rows_of_any_parameters_share_a_batch_and_equal_prompts_a_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_llama()
+    computed: list[list[int]] = []
+    compute = rows_module._Batch.compute
+
+    def note(self: Any, prompts: list[list[int]]) -> None:
+        computed.extend(prompts)
+        compute(self, prompts)
+
+    monkeypatch.setattr(rows_module._Batch, "compute", note)
+    distinct = [[9, 3 + i, *range(i)] for i in range(20)]  # more than are computed together
+    settings = [
+        SamplingParams(temperature=0.0, max_tokens=9),
+        SamplingParams(temperature=0.7, max_tokens=14),
+        SamplingParams(temperature=1.0, top_k=5, max_tokens=3, stop_token_ids=(7,)),
+    ]
+    prompts = [prompt for prompt in distinct for _ in settings]
+    params = settings * len(distinct)
+    outputs = list(
+        decode_rows(
+            model, prompts, params, seeds=range(60), rows=7, eos_token_ids=(20, 40), width=260
+        )
+    )
+    assert sorted(computed) == sorted(prompt[:-1] for prompt in distinct)
+    assert sorted(output.index for output in outputs) == list(range(60))
+    model.generation_config.eos_token_id = [20, 40]
+    alone = SpeculativeDecoder(model, byte_tokenizer())
+    for output in outputs:
+        request = replace(params[output.index], seed=output.index)
+        expected = alone.generate([prompts[output.index]], request)[0]
+        assert (output.token_ids, output.finish_reason) == (
+            expected.token_ids,
+            expected.finish_reason,
+        )
+    with pytest.raises(ValueError, match="params must be one a prompt, got 1 of 60"):
+        next(decode_rows(model, prompts, params[:1], seeds=range(60), rows=7, eos_token_ids=()))
 
 
 def test_loop_acceptance_is_alpha_on_a_tiny_llama() -> None:
