@@ -17,7 +17,7 @@ from families import (
     random_prompts,
     transformers_greedy,
 )
-from foredraft.spec import CachedModel, FixedLookahead, SamplingParams
+from foredraft.spec import BatchDecoder, CachedModel, FixedLookahead, SamplingParams
 
 ATTENTION = [(name, way) for name, family in FAMILIES.items() for way in family.attention]
 
@@ -82,10 +82,13 @@ def test_greedy_equals_generate_in_every_combination(name: str, attention: str) 
     pairs += [(build(name, attention=attention, seed=1), every_gamma[2])]  # nearly all rejected
     for number, (draft, lookahead) in enumerate(pairs):
         decoder = make_decoder(model, draft, lookahead)
-        outputs = decoder.generate(prompts[:5], params)
-        outputs += [decoder.generate([prompt], params)[0] for prompt in prompts[5:]]
-        found = [output.token_ids for output in outputs]
-        assert found == expected, f"{name}, {attention}, pair {number}, {lookahead!r}"
+        for batch, outputs in (
+            (1, decoder.generate(prompts, params)),
+            (5, BatchDecoder(decoder, rows=5).generate(prompts, params)),
+        ):
+            found = [output.token_ids for output in outputs]
+            where = f"{name}, {attention}, pair {number}, {lookahead!r}, batch {batch}"
+            assert found == expected, where
 
 
 def check_every_end(name: str, gamma: int, offsets: range) -> None:
