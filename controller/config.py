@@ -17,11 +17,11 @@ class AdaptiveConfig:
     half_life_rounds: float = 200.0
     """Rounds after which an observation of the throughput weighs half."""
     slowdown_tolerance: float = 0.01
-    """ε: a request may take (1 + ε) times what plain decoding would have taken …"""
+    """ε: all requests may take (1 + ε) times what plain decoding would have taken …"""
     slowdown_budget: float = 2.0
-    """… and this many plain steps more …"""
+    """… and this many plain steps more, once for all of them …"""
     slowdown_credit: float = 6.0
-    """… and as many as earlier requests have saved, but no more than this."""
+    """… and a request as many as earlier ones have saved, but no more than this."""
     probe_share: float = 0.01
     """Most of the time that probes may cost while γ = 0 is the best choice."""
     refresh_rounds: int = 256

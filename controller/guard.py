@@ -10,8 +10,9 @@ for any predictor, any drift, any adversary. An overrun is charged to the rounds
 paid back before the next speculation. Only a stall, a lone round of several times its prediction, is
 the machine's and would have hit plain decoding as well: it is counted on both sides.
 
-The credit is time that earlier requests saved, so over all requests nothing is lost beyond ε and B₀
-each: where the first rounds of a short request are unlucky, a draft that has proved itself goes on.
+The credit is time that earlier requests saved: where the first rounds of a short request are unlucky,
+a draft that has proved itself goes on. What they lost is a debt, taken off B₀ until ε has paid it back:
+over all requests, however short, nothing is lost beyond ε and one B₀.
 Conservative bandits (Wu et al. 2016) with a baseline that is known without playing it.
 """
 
@@ -37,15 +38,17 @@ class SlowdownGuard:
         self._credit_max = credit_max
         self._since_stall = STALL_ROUNDS  # speculative rounds since a stall was excused
         self._step = 0.0  # seconds of a plain step when last asked
-        self.credit = 0.0  # plain steps saved before this request
+        self.credit = 0.0  # plain steps saved before this request; below 0, lost
         self.elapsed = 0.0  # seconds of the request's rounds
         self.plain = 0.0  # P: seconds that plain decoding would have taken for the same tokens
 
     def begin_request(self) -> None:
         """Close the account of the request before and open one."""
         if self._step > 0.0:
-            saved = (self.plain - self.elapsed) / self._step
-            self.credit = max(0.0, min(self.credit + saved, self._credit_max))
+            credit = self.credit + (self.plain - self.elapsed) / self._step
+            if credit < 0.0:
+                credit = min(0.0, credit + self._tolerance * self.plain / self._step)
+            self.credit = min(credit, self._credit_max)
         self.elapsed = self.plain = 0.0
 
     def room(self, plain_step: float) -> float:
