@@ -1,8 +1,10 @@
-"""Arms of the decode benchmark: transformers' ways to decode, and ours, on the same two models."""
+"""Arms of the decode benchmark: transformers' ways to decode, and ours, on the same two models' weights.
+
+Which kernels multiply them is the models': `unpacked` ones are as transformers loads them.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
     foredraft_generate,
+    shared_copy,
 )
 
 LOOKUP_TOKENS = 10  # transformers' own default of its prompt lookup
@@ -33,7 +36,7 @@ class Arm:
     about: str
     models: tuple[torch.nn.Module, ...]  # the target, and the draft where there is one
     decode: Decode  # prompt, marks to make (None: none) -> generated tokens
-    base: str | None = None  # the arm of transformers at the same γ and draft
+    bases: tuple[str, ...] = ()  # arms that it is held against besides "generate", where they ran
 
 
 class SpreadHead(torch.nn.Module):
@@ -54,15 +57,14 @@ class SpreadHead(torch.nn.Module):
 
 
 def as_assistant(draft: Any, kept: torch.Tensor | None, width: int) -> Any:
-    """Return a copy of the draft that shares its weights, for transformers to take as an assistant.
+    """Return a copy of the draft that shares its weights and layouts, for transformers as an assistant.
 
     Args:
         kept: [V_draft], where the draft's head is cut: the copy keeps the cut head and spreads its
             logits, so that both sides run the same draft.
         width: V.
     """
-    shared = {id(weight): weight for weight in (*draft.parameters(), *draft.buffers())}
-    assistant = copy.deepcopy(draft, shared)
+    assistant = shared_copy(draft)
     if kept is not None:
         head = assistant.get_output_embeddings()
         assistant.set_output_embeddings(SpreadHead(head, kept, width))
@@ -121,24 +123,27 @@ def generate_arm(
     params: SamplingParams,
     *,
     assistant: Any = None,
-    **options: Any,
+    lookup: int | None = None,
+    bases: tuple[str, ...] = (),
 ) -> Arm:
     """Return an arm that calls transformers' `generate`.
 
     Args:
         assistant: None or the model for `assistant_model`.
-        options: further arguments of `generate`.
+        lookup: None or the tokens of its prompt lookup.
     """
-    arguments = generate_arguments(params) | options
+    arguments = generate_arguments(params)
     if assistant is not None:
         arguments["assistant_model"] = assistant
+    if lookup is not None:
+        arguments["prompt_lookup_num_tokens"] = lookup
 
     def decode(prompt: Sequence[int], marks: Marks | None) -> list[int]:
         streamer = None if marks is None else MarkingStreamer(marks)
         return _call(target, prompt, arguments | {"streamer": streamer}, params.seed)
 
     models = (target,) if assistant is None else (target, assistant)
-    return Arm(name, about, models, decode)
+    return Arm(name, about, models, decode, bases)
 
 
 def assisted_arm(
@@ -151,6 +156,7 @@ def assisted_arm(
     tokens: int,
     schedule: str,
     confidence: float,
+    bases: tuple[str, ...] = (),
 ) -> Arm:
     """Return an arm of transformers' assisted generation.
 
@@ -161,7 +167,7 @@ def assisted_arm(
     config.num_assistant_tokens = tokens
     config.num_assistant_tokens_schedule = schedule
     config.assistant_confidence_threshold = confidence
-    return generate_arm(name, about, target, params, assistant=assistant)
+    return generate_arm(name, about, target, params, assistant=assistant, bases=bases)
 
 
 def ours_arm(
@@ -171,7 +177,7 @@ def ours_arm(
     policy: LookaheadPolicy,
     params: SamplingParams,
     *,
-    base: str | None = None,
+    bases: tuple[str, ...] = (),
 ) -> Arm:
     """Return an arm of our decoder."""
     marking = MarkingPolicy(policy)
@@ -185,7 +191,7 @@ def ours_arm(
     models = [decoder.target.model]
     if isinstance(drafter, ModelDrafter):
         models.append(drafter.cached.model)
-    return Arm(name, about, tuple(models), decode, base)
+    return Arm(name, about, tuple(models), decode, bases)
 
 
 def drop_in_arm(
@@ -196,7 +202,7 @@ def drop_in_arm(
     gamma: int,
     params: SamplingParams,
     *,
-    base: str | None = None,
+    bases: tuple[str, ...] = (),
 ) -> Arm:
     """Return an arm of our loop inside `generate`."""
     marking = MarkingPolicy(FixedLookahead(gamma))
@@ -207,7 +213,7 @@ def drop_in_arm(
         marking.marks = marks
         return _call(target, prompt, arguments, params.seed)
 
-    return Arm(name, about, (target, drafter.cached.model), decode, base)
+    return Arm(name, about, (target, drafter.cached.model), decode, bases)
 
 
 def generate_arguments(params: SamplingParams) -> dict[str, Any]:

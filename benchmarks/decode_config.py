@@ -8,7 +8,8 @@ from foredraft.cli.config import ENGLISH
 from foredraft.controller.config import check_integer
 
 KINDS = (
-    "generate", "assisted", "heuristic", "confidence", "lookup", "plain", "ours", "adaptive", "drop-in",
+    "generate", "generate-packed", "assisted", "assisted-packed", "heuristic", "confidence", "lookup",
+    "plain", "ours", "adaptive", "drop-in",
 )  # fmt: skip
 HEADS = ("cut", "whole")
 
@@ -27,10 +28,11 @@ class DecodeBenchmark:
     """Folder for decode.json."""
     arms: tuple[str, ...] = KINDS
     """Kinds of arms: generate (always), assisted, heuristic, confidence, lookup, which are transformers'
-    ways; plain, ours, adaptive, drop-in, which are ours."""
+    ways on the models as transformers loads them; generate-packed, assisted-packed, which are its ways on
+    the packed layers that ours runs on; plain (γ = 0), ours, adaptive, drop-in, which are ours."""
     heads: tuple[str, ...] = ("cut",)
     """The assistant's head where the draft has a cut one: "cut" (as ours uses it), "whole" (as a plain
-    load of the folder gives it), or both."""
+    load of the folder gives it), or both. assisted-packed always has ours."""
     prompts: str = "shipped"
     """"shipped", a .jsonl file, a folder of them, or a datasets id; split "test" is used."""
     domains: tuple[str, ...] = ENGLISH
@@ -66,3 +68,5 @@ class DecodeBenchmark:
             for value in getattr(self, name):
                 if value not in allowed:
                     raise ValueError(f"{name} must be of {', '.join(allowed)}, got {value!r}")
+        if "adaptive" in self.arms and self.arms != KINDS and self.lookahead is None:
+            raise ValueError("arms: adaptive needs lookahead, the folder of a fitted one, got None")

@@ -1,4 +1,4 @@
-"""Figures of the decode benchmark: ratios of one run with their spread, and the table."""
+"""Figures of the decode benchmark: ratios of one run with their spread, and the tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Tokens per second against another arm's of the same run."""
+    """Tokens per second against another arm's of the same run, paired within each repeat."""
 
     over: str
     ratio: float  # median over the repeats
@@ -54,6 +54,8 @@ class ArmFigures:
 
     name: str
     about: str
+    target_layers: dict[str, int] | None = None  # linear layers on each kernel, see layer_kernels
+    draft_layers: dict[str, int] | None = None  # None: no draft runs
     tokens_per_second: float | None  # after the first round; each prompt's median time
     call_tokens_per_second: float  # of whole calls, the prompt's reading included
     first_round_ms: float  # median over prompts
@@ -156,40 +158,80 @@ def _rate(sums: np.ndarray) -> np.ndarray:
 
 
 def print_table(arms: Sequence[ArmFigures], console: Console) -> None:
-    """Print the arms, a line each, and what the columns mean."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("arm", overflow="fold", min_width=14)
-    for title in (
-        "tokens/s", "× generate\n(low–high)", "× assisted, same γ\n(worst–best)", "τ",
-        "outside\nforwards", "reads /\nround", "first\nround ms", "memory /\nbound", "equal",
-    ):  # fmt: skip
-        table.add_column(title, justify="right")
+    """Print the arms, a line each, their ratios, and what the columns mean."""
+    _print_arms(arms, console)
+    _print_ratios(arms, console)
     for arm in arms:
-        table.add_row(arm.name, *_cells(arm))
+        console.print(Text(f"{arm.name}: {arm.about}; {_kernels(arm)}", style="dim"))
+
+
+def _print_arms(arms: Sequence[ArmFigures], console: Console) -> None:
+    titles = (
+        "tokens/s", "τ", "outside\nforwards", "reads /\nround", "first\nround ms", "memory /\nbound",
+        "equal",
+    )  # fmt: skip
+    table = _table_of("arm", "layers", numbers=titles)
+    for arm in arms:
+        table.add_row(arm.name, _layers(arm), *_cells(arm))
     console.print(table)
     for line in (
+        "layers: linear layers of target + draft; plain: as transformers loads them, packed: as ours does.",
         "tokens/s: after the first round, so that no prompt is read in it. τ: tokens a target forward.",
-        "× generate: median of the repeats; interval 95 %, bootstrap over prompts, paired.",
         "outside forwards: share of a round's time that is in neither model. memory / bound: the weights",
-        "in use and all tensors that lived, over those weights and a full cache for each model.",
+        "in use and all tensors that lived, over those weights and a full cache for each model; packed",
+        "copies of weights are in neither. equal: prompts with the tokens of generate in every repeat.",
     ):
         console.print(Text(line, style="dim"))
+
+
+def _print_ratios(arms: Sequence[ArmFigures], console: Console) -> None:
+    layers = {arm.name: _layers(arm) for arm in arms}
+    titles = ("ratio", "worst–best\nof repeats", "95 %\nover prompts")
+    table = _table_of("tokens/s of", "layers", "over those of", "layers", numbers=titles)
     for arm in arms:
-        console.print(Text(f"{arm.name}: {arm.about}", style="dim"))
+        for ratio in arm.ratios:
+            table.add_row(
+                arm.name, layers[arm.name], ratio.over, layers[ratio.over],
+                f"{ratio.ratio:.2f}", f"{ratio.worst:.2f}–{ratio.best:.2f}",
+                f"{ratio.low:.2f}–{ratio.high:.2f}",
+            )  # fmt: skip
+    console.print(table)
+    for line in (
+        "ratio: median of the repeats, each paired within itself; 95 %: bootstrap over prompts, paired.",
+        "Over plain layers: what a user of transformers gains. Over packed ones: what the loop alone gains.",
+    ):
+        console.print(Text(line, style="dim"))
+
+
+def _table_of(*texts: str, numbers: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in texts:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _layers(arm: ArmFigures) -> str:
+    """Return "plain" or "packed" for the target, and for the draft where one runs."""
+    models = [kernels for kernels in (arm.target_layers, arm.draft_layers) if kernels is not None]
+    return " + ".join("plain" if kernels.keys() <= {"plain"} else "packed" for kernels in models)
+
+
+def _kernels(arm: ArmFigures) -> str:
+    """Return which kernels the linear layers of each model run on, in words."""
+    models = (("target", arm.target_layers), ("draft", arm.draft_layers))
+    return "; ".join(
+        f"{name}'s linear layers: "
+        + ", ".join(f"{count} {kernel}" for kernel, count in kernels.items())
+        for name, kernels in models
+        if kernels is not None
+    )
 
 
 def _cells(arm: ArmFigures) -> list[str]:
-    by_base = {ratio.over: ratio for ratio in arm.ratios}
-    generate = by_base.pop("generate", None)
-    assisted = next(iter(by_base.values()), None)
     return [
         _number(arm.tokens_per_second, "{:.1f}"),
-        "–"
-        if generate is None
-        else f"{generate.ratio:.2f} ({generate.low:.2f}–{generate.high:.2f})",
-        "–"
-        if assisted is None
-        else f"{assisted.ratio:.2f} ({assisted.worst:.2f}–{assisted.best:.2f})",
         f"{arm.block_efficiency:.2f}",
         _number(arm.outside_share, "{:.1%}"),
         _number(arm.host_reads_per_round, "{:.1f}"),

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 
 from decode_arms import Arm
-from decode_figures import ArmFigures, Run, arm_figures, ratio_of
+from decode_figures import ArmFigures, Ratio, Run, arm_figures, ratio_of
 from decode_probes import ForwardTimer, HostReads, LiveTensors, Marks, cache_bytes, weight_bytes
+from foredraft.spec import layer_kernels
 
 
 class Now(Protocol):
@@ -75,21 +76,27 @@ def compare(
 
     Args:
         greedy: outputs are compared with `generate`'s.
-        exact: they must be the same; no ratio is given for an arm where one is not.
+        exact: they must be the same; no ratio is given of or over an arm where one is not.
     """
-    reference = runs["generate"]
-    all_figures = []
-    for arm in arms:
-        mine = runs[arm.name]
-        figures = arm_figures(arm.name, arm.about, mine, reference if greedy else None)
-        ratios = []
-        if not exact or figures.equal_outputs == figures.outputs:
-            bases = ["generate"] if arm.name != "generate" else []
-            bases += [arm.base] if arm.base is not None and arm.base in runs else []
-            found = [ratio_of(base, runs[base], mine) for base in bases]
-            ratios = [ratio for ratio in found if ratio is not None]
-        all_figures.append(replace(figures, ratios=ratios))
-    return all_figures
+    reference = runs["generate"] if greedy else None
+    all_figures = [arm_figures(arm.name, arm.about, runs[arm.name], reference) for arm in arms]
+    sound = {
+        figures.name
+        for figures in all_figures
+        if not exact or figures.equal_outputs == figures.outputs
+    }
+    result = []
+    for arm, figures in zip(arms, all_figures, strict=True):
+        target, draft = [*map(layer_kernels, arm.models), None, None][:2]
+        ratios = _ratios(arm, runs, sound)
+        result.append(replace(figures, target_layers=target, draft_layers=draft, ratios=ratios))
+    return result
+
+
+def _ratios(arm: Arm, runs: dict[str, list[list[Run]]], sound: set[str]) -> list[Ratio]:
+    bases = [base for base in ("generate", *arm.bases) if base in sound and base != arm.name]
+    found = [ratio_of(base, runs[base], runs[arm.name]) for base in bases if arm.name in sound]
+    return [ratio for ratio in found if ratio is not None]
 
 
 def probed(

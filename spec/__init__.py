@@ -23,7 +23,7 @@ from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
 from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
-from .packed import PackedLinear, pack_linears
+from .packed import PackedLinear, layer_kernels, pack_linears, shared_copy, unpacked
 from .params import SamplingParams
 from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
 from .processors import Processor
@@ -81,6 +81,7 @@ __all__ = [
     "first_difference",
     "foredraft_generate",
     "full_attention",
+    "layer_kernels",
     "load_causal_lm",
     "load_drafter",
     "load_kept_tokens",
@@ -93,12 +94,14 @@ __all__ = [
     "rope_switch",
     "save_kept_tokens",
     "settle_cpu",
+    "shared_copy",
     "strip_padding",
     "target_width",
     "text_hash",
     "token_probs",
     "tokenizer_hash",
     "try_rollback",
+    "unpacked",
     "verify",
     "vocabulary_size",
     "with_token_ids",

@@ -7,10 +7,11 @@ takes as long as its weights take to be read: in float16 they are half as many b
 
 from __future__ import annotations
 
+import copy
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 import torch
@@ -24,8 +25,16 @@ REPEATS = 5
 GAIN = 0.95  # pack where it takes at most this share of the time
 MEMORY_SHARE = 0.5  # of what is free: the copies take as much as the weights
 
-Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""[..., in] and a bias [out] or None to [..., out], with a weight that it holds a copy of."""
+PLAIN = "plain"  # in place of the kernel's name, for a layer that has no layout in use
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Product(Protocol):
+    """[..., in] and a bias [out] or None to [..., out], with a weight that it holds a copy of."""
+
+    kernel: str  # what to call it in a report
+
+    def __call__(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
 class PackedLinear(nn.Linear):
@@ -56,20 +65,48 @@ class PackedLinear(nn.Linear):
         self._packed = packed
         self._made_of = (self.weight.data_ptr(), self.weight._version)
 
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that inference runs on; "plain" where the weight was changed since."""
+        current = self._made_of == (self.weight.data_ptr(), self.weight._version)
+        return self._packed.kernel if self._packed is not None and current else PLAIN
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the copy out of pickles and deep copies: the layout is this machine's."""
         return {key: value for key, value in self.__dict__.items() if key != "_packed"}
 
 
-def pack_blocked(weight: torch.Tensor) -> Product:
-    """Lay a weight [out, in] out in oneDNN's blocks: products as exact as before."""
-    copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+class BlockedProduct:
+    """A product with a weight in oneDNN's blocks."""
 
-    def product(input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, copy, bias, "none", [], "")
+    kernel = "oneDNN blocks"
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+
+    def __call__(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            input, self._weight, bias, "none", [], ""
+        )
         return result
 
-    return product
+
+class HalfProduct:
+    """A product with a float32 weight rounded to float16, in FBGEMM's layout."""
+
+    kernel = "float16"
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+    def __call__(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(input, self._weight)
+        return result if bias is None else result + bias
+
+
+def pack_blocked(weight: torch.Tensor) -> Product:
+    """Lay a weight [out, in] out in oneDNN's blocks: products as exact as before."""
+    return BlockedProduct(weight.detach())
 
 
 def pack_half(weight: torch.Tensor) -> Product:
@@ -82,13 +119,7 @@ def pack_half(weight: torch.Tensor) -> Product:
         raise RuntimeError(f"weights must be float32, got {weight.dtype}")
     if not weight.abs().max() <= torch.finfo(torch.float16).max:
         return pack_blocked(weight)
-    copy = torch.ops.quantized.linear_prepack_fp16(weight, None)
-
-    def product(input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(input, copy)
-        return result if bias is None else result + bias
-
-    return product
+    return HalfProduct(weight)
 
 
 @torch.no_grad()
@@ -123,6 +154,47 @@ def pack_linears(model: nn.Module, *, draft: bool = False) -> int:
         assert isinstance(layer, PackedLinear)
         layer.take(pack(layer.weight))
     return len(layers)
+
+
+def layer_kernels(model: nn.Module) -> dict[str, int]:
+    """Return how many linear layers run on each kernel: "plain", "oneDNN blocks", "float16"."""
+    return dict(
+        Counter(
+            layer.kernel if isinstance(layer, PackedLinear) else PLAIN
+            for layer in model.modules()
+            if isinstance(layer, nn.Linear)
+        )
+    )
+
+
+def shared_copy(model: Model) -> Model:
+    """Return a copy of the module tree that shares weights, buffers and layouts.
+
+    Configs, hooks and what else the modules hold are copied (`copy.deepcopy`), so that settings may
+    differ; tied weights stay tied. What changes a weight in place, or moves or casts it, shows in both.
+    """
+    memo: dict[int, Any] = {
+        id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())
+    }
+    twin = copy.deepcopy(model, memo)
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and layer._packed is not None:
+            memo[id(layer)]._packed = layer._packed
+    return twin
+
+
+def unpacked(model: Model) -> Model:
+    """Return a copy as `shared_copy` does, with plain linear layers in place of packed ones.
+
+    That is the model as transformers loads it, at no more memory for weights.
+    """
+    twin = shared_copy(model)
+    for layer in twin.modules():
+        if isinstance(layer, PackedLinear):
+            for name in ("_packed", "_made_of"):
+                vars(layer).pop(name, None)
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+    return twin
 
 
 def _works(pack: Callable[[torch.Tensor], Product], layers: Iterable[nn.Linear]) -> bool:
