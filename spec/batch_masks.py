@@ -58,13 +58,14 @@ def row_masks(
     keys = torch.arange(length, device=queries.device)  # [length]
     causal = keys <= at  # [n, 1, Q, length]
     masks = {
-        kind: _as_bias(causal if window is None else causal & (keys > at - window), additive)
+        kind: mask_bias(causal if window is None else causal & (keys > at - window), additive)
         for kind, window in windows.items()
     }
     return next(iter(masks.values())) if len(masks) == 1 else masks
 
 
-def _as_bias(seen: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def mask_bias(seen: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a bool mask as it is (dtype None), or as what to add to scores of that dtype."""
     if dtype is None:
         return seen
     lowest = torch.finfo(dtype).min

@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foredraft.spec import DraftInfo, cut_head, load_kept_tokens
 from foredraft.train import DistillConfig, DistillResult, distill, evaluate_draft
-from foredraft.train.batches import collate, make_examples, micro_batches
+from foredraft.train.batches import make_examples, micro_batches
 from foredraft.train.draft import first_layers, prepare_draft
 from foredraft.train.heads import head_of
 from foredraft.train.loop import Run
 from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.packing import collate
 from foredraft.train.teacher import Teacher
 from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_gpt2, tiny_llama
@@ -129,7 +130,7 @@ def test_gradients_do_not_depend_on_the_micro_batches() -> None:
         )
         for part in micro_batches(examples, size):
             batch = collate(part, torch.device("cpu"))
-            (loss(batch.input_ids, batch.positions, teacher.hidden(part)) / tokens).backward()
+            (loss(batch, teacher.hidden(part)) / tokens).backward()
         trained = {name: weight.grad for name, weight in draft.model.named_parameters()}
         assert trained.pop("model.embed_tokens.weight") is None
         assert head_of(draft.model).weight.grad is not None

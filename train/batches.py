@@ -1,4 +1,4 @@
-"""From corpus rows to padded batches: which tokens are supervised, and which rows a step takes.
+"""From corpus rows to examples: which tokens are supervised, and which rows a step takes.
 
 Lengths alone say what is padding and what is supervised, never ids: the pad token is often EOS, and
 EOS is supervised.
@@ -6,7 +6,7 @@ EOS is supervised.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -121,46 +121,68 @@ def read_examples(config: DistillConfig, tokenizer: Any, *, context: int) -> Cor
     return Corpus(sets["train"], sets["dev"], text_hash(manifest), sources)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Examples side by side, padded on the right."""
+def prompt_groups(examples: Sequence[Example]) -> tuple[tuple[int, ...], ...]:
+    """Return which examples (their indices, ascending) begin with the same prompt.
 
-    input_ids: torch.Tensor  # [B, T]
-    positions: torch.Tensor  # [N], supervised positions of the flattened [B·T], example by example
-
-
-def collate(examples: Sequence[Example], device: torch.device) -> Batch:
-    """Return the batch of at least one example."""
-    length = max(len(example.tokens) for example in examples) - 1
-    input_ids = torch.zeros(
-        len(examples), length, dtype=torch.int64
-    )  # any id pads: it is not looked at
-    positions = []
-    for row, example in enumerate(examples):
-        end = len(example.tokens) - 1
-        input_ids[row, :end] = example.input_ids
-        positions.append(torch.arange(end - example.supervised, end) + row * length)
-    return Batch(input_ids.to(device), torch.cat(positions).to(device))
+    A prompt of one token groups nothing: it is often the same for all, and sharing it saves nothing.
+    """
+    groups: dict[tuple[int, ...] | int, list[int]] = {}
+    for index, example in enumerate(examples):
+        prompt = tuple(example.tokens[: -example.supervised].tolist())
+        groups.setdefault(prompt if len(prompt) > 1 else index, []).append(index)
+    return tuple(map(tuple, groups.values()))
 
 
-def micro_batches(examples: Sequence[Example], rows: int | None) -> Iterator[list[Example]]:
-    """Yield the examples in groups of at most `rows`, of similar lengths to save padding."""
-    ordered = sorted(examples, key=lambda example: len(example.tokens))
-    size = rows or len(ordered)
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
+def micro_batches(examples: Sequence[Example], rows: int | None) -> list[list[Example]]:
+    """Return the examples in parts of at most `rows`, None for all at once.
+
+    Those of a prompt are in one part, where they are not more than that; parts are of similar
+    lengths, to save padding.
+    """
+    size = rows or len(examples)
+    pieces = [
+        [examples[index] for index in group[start : start + size]]
+        for group in prompt_groups(examples)
+        for start in range(0, len(group), size)
+    ]
+    pieces.sort(key=lambda piece: max(len(example.tokens) for example in piece))
+    parts: list[list[Example]] = []
+    for piece in pieces:
+        part = next((part for part in parts if len(part) + len(piece) <= size), None)
+        if part is None:
+            parts.append(piece)
+        else:
+            part.extend(piece)
+    return parts
 
 
-def rows_of_step(seed: int, step: int, rows: int, batch_rows: int) -> list[int]:
+def share(examples: Sequence[Example], index: int, count: int) -> list[Example]:
+    """Return part `index` of `count` that are as large as each other, prompts kept together."""
+    ordered = [examples[row] for group in prompt_groups(examples) for row in group]
+    return ordered[len(ordered) * index // count : len(ordered) * (index + 1) // count]
+
+
+def rows_of_step(
+    seed: int, step: int, groups: tuple[tuple[int, ...], ...], batch_rows: int
+) -> list[int]:
     """Return which rows step `step` (from 0) takes: a pure function, so resuming cannot change it.
 
-    Steps walk through one permutation of the rows after the other; a batch may end one epoch and
-    begin the next.
+    Steps walk through one permutation of the groups after the other, and through each group in an
+    order of that epoch; a batch may cut a group, and may end one epoch and begin the next.
+
+    Args:
+        groups: the rows of each prompt, all together each row once.
     """
+    rows = sum(map(len, groups))
     places = range(step * batch_rows, (step + 1) * batch_rows)
-    return [int(_permutation(seed, place // rows, rows)[place % rows]) for place in places]
+    epochs = range(places[0] // rows, places[-1] // rows + 1)
+    order = np.concatenate([_epoch_order(seed, epoch, groups) for epoch in epochs])
+    return [int(order[place - epochs[0] * rows]) for place in places]
 
 
 @lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, rows: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(rows)
+def _epoch_order(seed: int, epoch: int, groups: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    rng = np.random.default_rng([seed, epoch])
+    return np.concatenate(
+        [rng.permutation(groups[group]) for group in rng.permutation(len(groups))]
+    )

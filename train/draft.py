@@ -180,7 +180,8 @@ def rank_tokens(
         response = example.tokens[-example.supervised :]
         scores += torch.bincount(response, minlength=teacher.width)[: teacher.width]
     left = RANKED_TOKENS
-    for row in rows_of_step(seed, 0, len(examples), len(examples)):
+    each = tuple((row,) for row in range(len(examples)))
+    for row in rows_of_step(seed, 0, each, len(each)):
         if left <= 0:
             break
         left -= examples[row].supervised

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..data import CorpusRow
-from .batches import Example, collate, make_examples, micro_batches
-from .heads import LogitHead, eval_mode, head_of, hidden_states
+from .batches import Example, make_examples, micro_batches
+from .heads import LogitHead, eval_mode, head_of
 from .losses import forward_kl
+from .packing import Batch, collate_for, supervised_states
 from .teacher import Teacher
 
 METRICS = ("alpha_tf", "top1", "kl", "coverage")  # columns of a token table
@@ -85,9 +86,11 @@ def evaluate(
     """
     target_head = teacher.head.rows(columns)
     tables = [torch.empty(0, len(METRICS))]
+    collate = collate_for(draft)
     with eval_mode(draft):
         for part in micro_batches(examples, batch_rows):
-            table = _token_table(teacher, draft, columns, target_head, part, chunk_tokens)
+            batch = collate(part)
+            table = _token_table(teacher, draft, columns, target_head, part, batch, chunk_tokens)
             tables.append(table.cpu())
     table = gather(torch.cat(tables)).double()  # [N, 4]
     means = dict(zip(METRICS, table.mean(0).tolist(), strict=True))
@@ -102,11 +105,11 @@ def _token_table(
     columns: torch.Tensor,  # [V_draft]
     target_head: LogitHead,  # of those columns
     examples: Sequence[Example],
+    batch: Batch,  # of the examples
     chunk_tokens: int,
 ) -> torch.Tensor:
     """Return the metrics of each supervised token: [N, 4]."""
-    batch = collate(examples, teacher.device)
-    draft_hidden = hidden_states(draft, batch.input_ids).flatten(0, 1)[batch.positions]  # [N, d]
+    draft_hidden = supervised_states(draft, batch)  # [N, d]
     target_hidden = teacher.hidden(examples)  # [N, d]
     log_sums, best = teacher.summary(examples, target_hidden, chunk_tokens)  # [N], [N]
     draft_head = head_of(draft).first(len(columns))

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ..spec.batch_masks import Masks
+
 
 class LogitHead(NamedTuple):
     """What turns hidden states into logits; rows may be a part of the vocabulary."""
@@ -52,14 +54,30 @@ def head_of(model: Any) -> LogitHead:
     return LogitHead(head.weight, head.bias, softcap)
 
 
-def hidden_states(model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    model: Any,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
+    mask: Masks | None = None,
+) -> torch.Tensor:
     """Return what the head reads, final norm included: [B, T, d].
 
     Rows are padded on the right, where a causal model cannot look: no mask is needed. One of ones
     says so; without any, transformers guesses from the padding id.
+
+    Args:
+        input_ids: [B, T].
+        position_ids: [B, T], where each token stands; None: rows count from 0.
+        mask: [B, 1, T, T], which tokens each one looks at, bool or to be added to the scores, or one for
+            each kind of layer; None: those before it.
     """
+    # A model that knows no position_ids is not asked for any.
+    where = {} if position_ids is None else {"position_ids": position_ids}
     output = model.base_model(
-        input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False
+        input_ids=input_ids,
+        attention_mask=torch.ones_like(input_ids) if mask is None else mask,
+        use_cache=False,
+        **where,
     )
     return output.last_hidden_state  # type: ignore[no-any-return]
 

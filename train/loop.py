@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from ..spec import DraftInfo
 from ..spec.cached import context_length
 from .alignment import state_map
-from .batches import Corpus, Example, collate, micro_batches, rows_of_step
+from .batches import Corpus, Example, micro_batches, prompt_groups, rows_of_step, share
 from .checkpoint import (
     TrainerState,
     checkpoint_folder,
@@ -37,6 +37,7 @@ from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import evaluate
 from .heads import check_split
 from .losses import LOSSES, DraftLoss
+from .packing import collate_for
 from .schedule import learning_rate
 from .teacher import Teacher
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
@@ -85,6 +86,8 @@ class Run:
             self.draft = load_draft(checkpoint, config)
         self.draft.model.to(accelerator.device)
         _check_draft(self.draft.model, examples, accelerator.device)
+        self.collate = collate_for(self.draft.model)
+        self.groups = prompt_groups(examples)
         self.columns = self.draft.columns(teacher.width)  # [V_draft]
         loss = DraftLoss(
             self.draft.model,
@@ -144,10 +147,10 @@ class Run:
         config, accelerator, state = self.config, self.accelerator, self.state
         begun = time.perf_counter()
         examples = self.corpus.train.examples
-        rows = rows_of_step(config.seed, state.step, len(examples), config.batch_rows)
+        rows = rows_of_step(config.seed, state.step, self.groups, config.batch_rows)
         batch = [examples[row] for row in rows]
         tokens = sum(example.supervised for example in batch)
-        mine = batch[accelerator.process_index :: accelerator.num_processes]
+        mine = share(batch, accelerator.process_index, accelerator.num_processes)
         rate = learning_rate(config, state.step, state.seconds)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -179,16 +182,16 @@ class Run:
         accelerator = self.accelerator
         total = torch.zeros((), device=accelerator.device)
         teacher_seconds = 0.0
-        parts = list(micro_batches(examples, self.config.micro_rows))
+        parts = micro_batches(examples, self.config.micro_rows)
         for index, part in enumerate(parts):
             begun = time.perf_counter()
             target_hidden = self.teacher.hidden(part)  # [N, d_target]
             log_sums = self._log_sums(part, target_hidden)
             teacher_seconds += time.perf_counter() - begun
-            batch = collate(part, accelerator.device)
+            batch = self.collate(part)
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.loss):
-                loss = self.loss(batch.input_ids, batch.positions, target_hidden, log_sums)
+                loss = self.loss(batch, target_hidden, log_sums)
                 # DDP takes the mean over processes; the sum is wanted.
                 accelerator.backward(loss * accelerator.num_processes / tokens)
             total += loss.detach()
@@ -208,7 +211,7 @@ class Run:
             self.teacher,
             self.draft.model,
             self.columns,
-            self.corpus.dev.examples[accelerator.process_index :: accelerator.num_processes],
+            share(self.corpus.dev.examples, accelerator.process_index, accelerator.num_processes),
             batch_rows=self.config.micro_rows or self.config.batch_rows,
             chunk_tokens=self.config.chunk_tokens,
             gather=lambda table: torch.cat(gather_object([table])),

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .heads import LogitHead, at_least_float32, cap_logits, head_of, hidden_states
+from .heads import LogitHead, at_least_float32, cap_logits, head_of
+from .packing import Batch, supervised_states
 
 Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -204,22 +205,19 @@ class DraftLoss(torch.nn.Module):
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        batch: Batch,
         target_hidden: torch.Tensor,
         log_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the sum of the loss over the supervised tokens.
 
         Args:
-            input_ids: [B, T].
-            positions: [N], of the flattened [B·T].
+            batch: of N supervised positions.
             target_hidden: [N, d_target], the target's states at those positions.
             log_sums: [N], see `dense_divergence`.
         """
-        hidden = hidden_states(self.draft, input_ids).flatten(0, 1)[positions]  # [N, d]
         return chunked_divergence(
-            hidden,
+            supervised_states(self.draft, batch),
             head_of(self.draft).first(len(self._target_head.weight)),
             target_hidden,
             self._target_head,
