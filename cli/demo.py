@@ -52,6 +52,8 @@ from .stages import Stages
 # Shares of the time that each stage may take.
 CORPUS, TRAIN, TRACE, COMPARE = 0.40, 0.36, 0.08, 0.16
 DTYPE, DEVICE = "float32", "cpu"
+TEMPERATURES = (0.0, 0.7, 1.0)  # each prompt is answered at all of them
+HELD_OUT = 12  # prompts of the corpus that are not trained on
 GAMMAS = (1, 2, 4)
 
 
@@ -100,10 +102,10 @@ class _Demo:
 
     def write_corpus(self) -> str:
         train = load_prompts(domains=ENGLISH, split="train")
-        dev = interleave_domains(load_prompts(domains=ENGLISH, split="dev"))[:24]
+        dev = interleave_domains(load_prompts(domains=ENGLISH, split="dev"))[:HELD_OUT]
         random.Random(0).shuffle(train)  # so that a corpus cut by time has all domains
         settings = CorpusConfig(
-            temperatures=(0.0, 0.7, 1.0),
+            temperatures=TEMPERATURES,
             max_new_tokens=self.config.max_new_tokens,
             batch_size=64,
         )
@@ -244,12 +246,11 @@ class _Demo:
             loss=self.config.loss,
             steps=self.config.steps,
             batch_rows=self.config.batch_rows,
-            micro_rows=2,  # of like length: most of a batch of all lengths would be padding
             learning_rate=self.config.learning_rate,
             max_seconds=TRAIN * self.seconds,
             chunk_tokens=256,
-            eval_every=max(1, self.config.steps // 8),
-            eval_rows=24,
+            eval_every=max(1, self.config.steps // 5),
+            eval_rows=HELD_OUT * len(TEMPERATURES),
             save_every=max(1, self.config.steps // 4),
             keep=1,
             report_to=self.config.report_to,
