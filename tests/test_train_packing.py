@@ -1,5 +1,6 @@
 """Shared rows: a prompt is fed once for all its answers, and nothing is said otherwise for it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ CASES: dict[str, list[CorpusRow]] = {
     ],
     "equal": [*[corpus_row(n, PROMPT, [1, 2, 3]) for n in "12"], corpus_row("3", PROMPT, [1, 2])],
 }
-MODELS = {
+MODELS: dict[str, Callable[[], Any]] = {
     "llama": tiny_llama,
     "gpt2": tiny_gpt2,
     "qwen3": lambda: build("qwen3").requires_grad_(True),
@@ -67,7 +68,7 @@ def in_float64(model: Any) -> Any:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
-                norm: Any = torch.nn.RMSNorm(child.weight.shape[0], eps=1e-6)  # type: ignore[no-untyped-call]
+                norm: Any = torch.nn.RMSNorm(child.weight.shape[0], eps=1e-6)
                 # Gemma's multiply by 1 + weight.
                 norm.weight.data = child.weight.detach() + type(child).__name__.startswith("Gemma")
                 setattr(parent, name, norm)
