@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
-from .batches import Example
-from .heads import eval_mode, hidden_states
+from .batches import Example, micro_batches
+from .heads import eval_mode
+from .packing import collate_for, supervised_states
 from .teacher import Teacher
 
+BATCH_ROWS = 8
 RIDGE = 10.0  # added to the diagonal of Σ h hᵀ: a few thousand tokens need no more
 
 
@@ -31,11 +33,11 @@ def state_map(model: Any, teacher: Teacher, examples: Sequence[Example]) -> torc
     size = model.get_output_embeddings().weight.shape[1]
     gram = RIDGE * torch.eye(size, dtype=torch.float64)
     cross = torch.zeros(size, teacher.head.weight.shape[1], dtype=torch.float64)
+    collate = collate_for(model)
     with eval_mode(model):
-        for example in examples:
-            ids = example.input_ids[None].to(teacher.device)
-            ours = hidden_states(model, ids)[0, -example.supervised :].double().cpu()  # [n, d]
-            theirs = teacher.hidden([example]).double().cpu()  # [n, d_target]
+        for part in micro_batches(examples, BATCH_ROWS):
+            ours = supervised_states(model, collate(part)).double().cpu()  # [N, d]
+            theirs = teacher.hidden(part).double().cpu()  # [N, d_target]
             gram += ours.T @ ours
             cross += ours.T @ theirs
     matrix: torch.Tensor = torch.linalg.solve(gram, cross).T

@@ -186,7 +186,7 @@ def rank_tokens(
             break
         left -= examples[row].supervised
         for chunk in torch.split(teacher.hidden([examples[row]]), chunk_tokens):
-            scores += teacher.head.logits(chunk).softmax(-1).sum(0).double().cpu()
+            scores += teacher.logits(chunk).softmax(-1).sum(0).double().cpu()
     return scores
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .batches import Example
-from .heads import check_split, head_of, hidden_states
+from .heads import at_least_float32, cap_logits, check_split, head_of, hidden_states
 
 
 class Teacher:
@@ -48,6 +48,11 @@ class Teacher:
     def width(self) -> int:
         """V, entries of the target's law."""
         return int(self.head.weight.shape[0])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N, V] of hidden states [N, d], by the target's own layer, packed or not."""
+        raw = self.model.get_output_embeddings()(hidden.to(self.head.weight.dtype))
+        return cap_logits(at_least_float32(raw[:, : self.width]), self.head.softcap)
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +137,7 @@ class Teacher:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         log_sums, best = [], []
         for chunk in torch.split(hidden, chunk_tokens):
-            logits = self.head.logits(chunk) / temperature  # [n, V]
+            logits = self.logits(chunk) / temperature  # [n, V]
             log_sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
         return torch.cat(log_sums), torch.cat(best)
