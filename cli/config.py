@@ -151,7 +151,7 @@ class DemoCommand:
     """Folder of everything the demo makes."""
     minutes: float = 10.0
     """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
-    layers: int = 4
+    layers: int = 3
     """The draft's layers: the target's first ones."""
     head_tokens: int | None = 8192
     """Tokens the draft can propose, the corpus's most frequent; none: all."""
@@ -161,7 +161,9 @@ class DemoCommand:
     """Corpus rows in an optimizer step."""
     loss: str = "tv"
     """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
-    learning_rate: float = 1e-3
+    state_weight: float = 2.0
+    """Weight of a second loss: how far the draft's last states are from the target's."""
+    learning_rate: float = 2e-3
     """Peak of the learning rate."""
     max_new_tokens: int = 192
     """Most tokens of an answer in the corpus."""

@@ -50,7 +50,7 @@ from .report_table import print_table
 from .stages import Stages
 
 # Shares of the time that each stage may take.
-CORPUS, TRAIN, TRACE, COMPARE = 0.40, 0.36, 0.08, 0.16
+CORPUS, TRAIN, TRACE, COMPARE = 0.42, 0.36, 0.08, 0.14
 DTYPE, DEVICE = "float32", "cpu"
 TEMPERATURES = (0.0, 0.7, 1.0)  # each prompt is answered at all of them
 HELD_OUT = 12  # prompts of the corpus that are not trained on
@@ -244,6 +244,7 @@ class _Demo:
             head_tokens=self.config.head_tokens,
             train_head=False,
             loss=self.config.loss,
+            state_weight=self.config.state_weight,
             steps=self.config.steps,
             batch_rows=self.config.batch_rows,
             learning_rate=self.config.learning_rate,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from foredraft.train import DistillConfig
-from foredraft.train.alignment import state_map
+from foredraft.train.alignment import Alignment, state_map
 from foredraft.train.batches import Example
 from foredraft.train.draft import first_layers, prepare_draft
+from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.packing import collate, supervised_states
 from foredraft.train.teacher import Teacher
 from toys import tiny_llama
 
@@ -19,7 +22,7 @@ def examples() -> list[Example]:
 
 def test_a_draft_with_all_layers_needs_no_map() -> None:
     target = tiny_llama()
-    matrix = state_map(first_layers(target, 2), Teacher(target), examples())
+    matrix = state_map(first_layers(target, 2), Teacher(target), examples()).matrix
     # 600 states of width 32 fix the map; the ridge shrinks it a little.
     torch.testing.assert_close(matrix, torch.eye(32).double(), atol=0.1, rtol=0)
 
@@ -28,7 +31,8 @@ def test_a_draft_with_all_layers_needs_no_map() -> None:
 def test_the_map_is_the_least_squares_one() -> None:
     target = tiny_llama(layers=4)
     model, teacher, rows = first_layers(target, 1), Teacher(target), examples()
-    matrix = state_map(model, teacher, rows)
+    alignment = state_map(model, teacher, rows)
+    matrix = alignment.matrix
     ours = torch.cat([model.model(e.input_ids[None]).last_hidden_state[0, -20:] for e in rows])
     theirs = teacher.hidden(rows)
     expected = torch.linalg.lstsq(ours.double(), theirs.double()).solution.T
@@ -38,6 +42,38 @@ def test_the_map_is_the_least_squares_one() -> None:
 
     assert error(matrix) < 1.01 * error(expected)
     assert error(matrix) < 0.9 * error(torch.eye(32).double())
+    # The distance is that error, 1 a token for a map that says the mean whatever it reads.
+    variance = theirs.double().var(0, correction=0).mean().item()
+    assert alignment.variance == pytest.approx(variance, rel=1e-6)
+    distance = alignment.distance(ours.double(), theirs)
+    assert distance.item() == pytest.approx(error(matrix) / 32 / variance, rel=1e-6)
+    assert 0.0 < distance < len(theirs)
+
+
+def test_the_loss_of_states_is_that_distance_and_moves_the_body() -> None:
+    target = tiny_llama(layers=4)
+    teacher, rows = Teacher(target), examples()[:4]
+    draft = prepare_draft(first_layers(target, 1), None, DistillConfig(target="t", corpus="c"))
+    alignment = state_map(draft.model, teacher, rows)
+    loss = DraftLoss(
+        draft.model,
+        teacher.head,
+        forward_kl,
+        temperature=1.0,
+        chunk_tokens=64,
+        alignment=alignment,
+    )
+    batch, states = collate(rows, torch.device("cpu")), teacher.hidden(rows)
+    divergence, distance = loss(batch, states)
+    expected = alignment.distance(supervised_states(draft.model, batch), states)
+    torch.testing.assert_close(distance, expected)
+    distance.backward()
+    weights = draft.model.named_parameters()
+    moved = [name for name, w in weights if w.grad is not None and w.grad.abs().max() > 0]
+    assert {name.split(".")[1] for name in moved} == {"layers", "norm"}
+    loss.alignment = None
+    assert loss(batch, states)[0] == divergence
+    assert loss(batch, states)[1] == 0.0
 
 
 def test_the_map_goes_into_cut_and_whole_head_alike() -> None:
@@ -46,7 +82,7 @@ def test_the_map_goes_into_cut_and_whole_head_alike() -> None:
     config = DistillConfig(target="t", corpus="c", train_head=False)
     draft = prepare_draft(first_layers(target, 1), kept, config)
     matrix = torch.randn(32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    draft.map_states(matrix)
+    draft.align(Alignment(matrix, 1.0))
     whole = draft.whole_state_dict()["lm_head.weight"]
     expected = (target.lm_head.weight.double() @ matrix).float()
     torch.testing.assert_close(whole, expected)

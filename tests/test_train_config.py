@@ -33,6 +33,7 @@ NEEDED: dict[str, Any] = {"target": "toy", "corpus": "toy"}
         ("max_seconds", 0.0, "above 0, or none"),
         ("teacher_cache_gb", -1.0, "at least 0"),
         ("weight_decay", -0.1, "at least 0"),
+        ("state_weight", -0.1, "at least 0"),
         ("min_lr_ratio", 1.5, r"in \[0, 1\]"),
         ("warmup_ratio", 1.0, r"in \[0, 1\)"),
         ("betas", (0.9, 1.0), r"two numbers in \[0, 1\)"),
@@ -44,6 +45,12 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be {allowed}, got "):
         DistillConfig(**{**NEEDED, field: value})
+
+
+@pytest.mark.parametrize("start", [{"head_start": "target"}, {"draft": "other"}])
+def test_a_loss_of_states_needs_an_aligned_head(start: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="^state_weight must be 0 unless head_start is aligned"):
+        DistillConfig(**{**NEEDED, "state_weight": 1.0, **start})
 
 
 def test_the_command_line_goes_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:

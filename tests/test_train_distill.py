@@ -130,7 +130,7 @@ def test_gradients_do_not_depend_on_the_micro_batches() -> None:
         )
         for part in micro_batches(examples, size):
             batch = collate(part, torch.device("cpu"))
-            (loss(batch, teacher.hidden(part)) / tokens).backward()
+            (loss(batch, teacher.hidden(part))[0] / tokens).backward()
         trained = {name: weight.grad for name, weight in draft.model.named_parameters()}
         assert trained.pop("model.embed_tokens.weight") is None
         assert head_of(draft.model).weight.grad is not None
@@ -145,8 +145,12 @@ def test_gradients_do_not_depend_on_the_micro_batches() -> None:
 
 def test_loss_and_rate_do_not_depend_on_accumulation(base: dict[str, Any], target: Any) -> None:
     """B60: as many updates, the same rate at each, and the same losses to 1e-4."""
+    base |= {"state_weight": 0.5}
     whole = run(base, target)
     split = run(base, target, micro_rows=1, chunk_tokens=3, output=base["output"] + "-split")
+    assert trace(split, "train/states") == pytest.approx(trace(whole, "train/states"), rel=1e-4)
+    parts = zip(trace(whole, "train/kl"), trace(whole, "train/states"), strict=True)
+    assert trace(whole) == pytest.approx([kl + 0.5 * states for kl, states in parts])
     assert trace(split, "train/lr") == trace(whole, "train/lr")
     assert trace(split) == pytest.approx(trace(whole), rel=1e-4)
     assert trace(split, "train/tokens") == trace(whole, "train/tokens")
@@ -172,7 +176,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     target = tiny_gpt2()
     target.config.resid_pdrop = 0.2  # of the draft: the target is in eval mode
     corpus = write_corpus_folder(tmp_path / "short", target, [*ROWS[:17], *ROWS[60:]])
-    base |= {"corpus": corpus, "batch_rows": 5}
+    base |= {"corpus": corpus, "batch_rows": 5, "state_weight": 0.5}
     straight = run(base, target, output=base["output"] + "-straight")
     with monkeypatch.context() as patch:
         interrupt_at(patch, stop)

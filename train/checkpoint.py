@@ -19,9 +19,11 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from ..spec import DraftInfo, save_kept_tokens
+from .alignment import Alignment
 from .draft import Draft
 
 STATE_FOLDER = "trainer_state"
+ALIGNMENT = "alignment.pt"
 PENDING = ".pending-"  # prefix of what is being written or removed
 
 
@@ -83,6 +85,8 @@ def save_checkpoint(
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
         torch.save(optimizer_state, trainer / "optimizer.pt")
         torch.save(rng_states, trainer / "rng.pt")
+        if draft.alignment is not None:
+            torch.save(tuple(draft.alignment), trainer / ALIGNMENT)
         _flush_tree(pending)
         os.rename(pending, place)
         _flush(output)
@@ -119,6 +123,12 @@ def load_tensors(folder: Path) -> tuple[dict[str, Any], list[list[torch.Tensor]]
         for name in ("optimizer.pt", "rng.pt")
     ]
     return parts[0], parts[1]
+
+
+def load_alignment(folder: Path) -> Alignment | None:
+    """Return what the draft's head was aligned with when the run began, or None."""
+    path = folder / STATE_FOLDER / ALIGNMENT
+    return Alignment(*torch.load(path, weights_only=True)) if path.exists() else None
 
 
 def read_rng(device: torch.device) -> list[torch.Tensor]:

@@ -67,6 +67,9 @@ class DistillConfig:
     loss: str = "kl"
     """"kl" (forward KL), or acceptance itself: "tv" (1 − α), "nla" (−log α), "lk" (KL while α is low, then
     1 − α). All are of the target's logits; α is against its whole vocabulary."""
+    state_weight: float = 0.0
+    """Weight of a second loss: how far the draft's last states, aligned, are from the target's (1 a token
+    for a constant). Teaches more a token, where text is scarce; needs an aligned head."""
     learning_rate: float = 1e-3
     """Peak of the learning rate, AdamW."""
     min_lr_ratio: float = 0.1
@@ -119,8 +122,11 @@ class DistillConfig:
             _check(name, value, value > 0 and math.isfinite(value), "above 0 and finite")
         if self.max_seconds is not None:
             _check("max_seconds", self.max_seconds, self.max_seconds > 0, "above 0, or none")
-        for name in ("weight_decay", "teacher_cache_gb"):
+        for name in ("state_weight", "weight_decay", "teacher_cache_gb"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        aligned = self.draft is None and self.head_start == "aligned"
+        allowed = "0 unless head_start is aligned and no draft is given"
+        _check("state_weight", self.state_weight, self.state_weight == 0 or aligned, allowed)
         _check("min_lr_ratio", self.min_lr_ratio, 0 <= self.min_lr_ratio <= 1, "in [0, 1]")
         _check("warmup_ratio", self.warmup_ratio, 0 <= self.warmup_ratio < 1, "in [0, 1)")
         valid_betas = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)

@@ -20,6 +20,7 @@ from ..spec import (
     load_kept_tokens,
     load_tokenizer,
 )
+from .alignment import Alignment
 from .batches import Example, rows_of_step
 from .config import DistillConfig
 from .heads import LogitHead, head_of
@@ -37,6 +38,7 @@ class Draft:
         torch.Tensor | None
     )  # [V_draft], target token of each row of a cut head; None: row i is token i
     whole_head: LogitHead | None  # the head before it was cut, for saving; None where it is whole
+    alignment: Alignment | None = None  # what was multiplied into the head at the start
 
     def columns(self, width: int) -> torch.Tensor:
         """Return the tokens [V_draft], below `width`, that the draft can propose."""
@@ -45,15 +47,12 @@ class Draft:
         return torch.arange(min(width, head_of(self.model).weight.shape[0]))
 
     @torch.no_grad()
-    def map_states(self, matrix: torch.Tensor) -> None:
-        """Let the head read A·h in place of the last state h: A is multiplied into its rows, all of them.
-
-        Args:
-            matrix: A, [d, d].
-        """
+    def align(self, alignment: Alignment) -> None:
+        """Let the head read A·h in place of the last state h: A is multiplied into its rows, all of them."""
+        self.alignment = alignment
         head = self.model.get_output_embeddings().weight
         whole = head if self.whole_head is None else self.whole_head.weight
-        mapped = (whole.double() @ matrix.to(whole.device)).to(whole)  # [V, d]
+        mapped = (whole.double() @ alignment.matrix.to(whole.device)).to(whole)  # [V, d]
         if self.whole_head is not None and self.kept is not None:
             self.whole_head = self.whole_head._replace(weight=mapped)
             mapped = mapped[self.kept.to(mapped.device)]

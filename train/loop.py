@@ -25,6 +25,7 @@ from .batches import Corpus, Example, micro_batches, prompt_groups, rows_of_step
 from .checkpoint import (
     TrainerState,
     checkpoint_folder,
+    load_alignment,
     load_state,
     load_tensors,
     read_rng,
@@ -84,6 +85,7 @@ class Run:
         else:
             self.state = load_state(checkpoint)
             self.draft = load_draft(checkpoint, config)
+            self.draft.alignment = load_alignment(checkpoint)
         self.draft.model.to(accelerator.device)
         _check_draft(self.draft.model, examples, accelerator.device)
         self.collate = collate_for(self.draft.model)
@@ -95,6 +97,7 @@ class Run:
             LOSSES[config.loss].divergence,
             temperature=config.temperature,
             chunk_tokens=config.chunk_tokens,
+            alignment=self.draft.alignment if config.state_weight > 0 else None,
         )
         self.loss, self.optimizer = accelerator.prepare(loss, _make_optimizer(loss, config))
         if checkpoint is not None:
@@ -135,12 +138,15 @@ class Run:
 
     def align(self) -> None:
         """Start the head from the closed-form map of the draft's states to the target's."""
-        matrix = None
+        alignment = None
         if (
             self.accelerator.is_main_process
         ):  # the main process's map: elsewhere it may round otherwise
-            matrix = state_map(self.draft.model, self.teacher, self.corpus.train.examples)
-        self.draft.map_states(broadcast_object_list([matrix])[0])
+            alignment = state_map(self.draft.model, self.teacher, self.corpus.train.examples)
+        alignment = broadcast_object_list([alignment])[0]
+        self.draft.align(alignment)
+        if self.config.state_weight > 0:
+            self.accelerator.unwrap_model(self.loss).alignment = alignment
 
     def step(self) -> dict[str, float]:
         """Make an optimizer step and return its metrics."""
@@ -154,18 +160,21 @@ class Run:
         rate = learning_rate(config, state.step, state.seconds)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss, teacher_seconds = self._accumulate_gradients(mine, tokens)
+        sums, teacher_seconds = self._accumulate_gradients(mine, tokens)
         norm = accelerator.clip_grad_norm_(self.loss.parameters(), config.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        mean_loss = accelerator.reduce(loss, reduction="sum").item() / tokens
+        divergence, distance = (accelerator.reduce(sums, reduction="sum") / tokens).tolist()
+        mean_loss = divergence + config.state_weight * distance
         if not math.isfinite(mean_loss):
             raise FloatingPointError(f"the loss is {mean_loss} at step {state.step + 1}")
         state.tokens += tokens
         seconds = time.perf_counter() - begun
+        distances = {"train/states": distance} if config.state_weight > 0 else {}
         return {
             "train/loss": mean_loss,
-            f"train/{config.loss}": mean_loss,
+            f"train/{config.loss}": divergence,
+            **distances,
             "train/lr": rate,
             "train/grad_norm": float(norm),
             "train/tokens": float(state.tokens),
@@ -178,9 +187,9 @@ class Run:
     def _accumulate_gradients(
         self, examples: Sequence[Example], tokens: int
     ) -> tuple[torch.Tensor, float]:
-        """Add up gradients of the loss per token; return this process's sum and teacher seconds."""
+        """Add up gradients of the loss per token; return this process's sums [2] and teacher seconds."""
         accelerator = self.accelerator
-        total = torch.zeros((), device=accelerator.device)
+        total = torch.zeros(2, device=accelerator.device)
         teacher_seconds = 0.0
         parts = micro_batches(examples, self.config.micro_rows)
         for index, part in enumerate(parts):
@@ -191,10 +200,11 @@ class Run:
             batch = self.collate(part)
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.loss):
-                loss = self.loss(batch, target_hidden, log_sums)
+                sums = self.loss(batch, target_hidden, log_sums)  # [2]
+                loss = sums[0] + self.config.state_weight * sums[1]
                 # DDP takes the mean over processes; the sum is wanted.
                 accelerator.backward(loss * accelerator.num_processes / tokens)
-            total += loss.detach()
+            total += sums.detach()
         return total, teacher_seconds
 
     def _log_sums(self, part: Sequence[Example], hidden: torch.Tensor) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from .alignment import Alignment
 from .heads import LogitHead, at_least_float32, cap_logits, head_of
 from .packing import Batch, supervised_states
 
@@ -194,14 +195,20 @@ class DraftLoss(torch.nn.Module):
         *,
         temperature: float,
         chunk_tokens: int,
+        alignment: Alignment | None = None,
     ) -> None:
-        """Hold the draft and the rows of the target's head that stand for the draft's."""
+        """Hold the draft and the rows of the target's head that stand for the draft's.
+
+        Args:
+            alignment: measures how far the draft's states are from the target's; None: not measured.
+        """
         super().__init__()
         self.draft = draft
         self._target_head = target_head
         self._divergence = divergence
         self._temperature = temperature
         self._chunk_tokens = chunk_tokens
+        self.alignment = alignment
 
     def forward(
         self,
@@ -209,15 +216,16 @@ class DraftLoss(torch.nn.Module):
         target_hidden: torch.Tensor,
         log_sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the sum of the loss over the supervised tokens.
+        """Return sums over the supervised tokens, [2]: the divergence, the distance of states or 0.
 
         Args:
             batch: of N supervised positions.
             target_hidden: [N, d_target], the target's states at those positions.
             log_sums: [N], see `dense_divergence`.
         """
-        return chunked_divergence(
-            supervised_states(self.draft, batch),
+        hidden = supervised_states(self.draft, batch)  # [N, d]
+        divergence = chunked_divergence(
+            hidden,
             head_of(self.draft).first(len(self._target_head.weight)),
             target_hidden,
             self._target_head,
@@ -226,3 +234,7 @@ class DraftLoss(torch.nn.Module):
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
         )
+        if self.alignment is None:
+            return torch.stack([divergence, torch.zeros_like(divergence)])
+        distance = self.alignment.distance(hidden, target_hidden)
+        return torch.stack([divergence, distance.to(divergence)])
