@@ -49,7 +49,7 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(
 
 @pytest.mark.parametrize("start", [{"head_start": "target"}, {"draft": "other"}])
 def test_a_loss_of_states_needs_an_aligned_head(start: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="^state_weight must be 0 unless head_start is aligned"):
+    with pytest.raises(ValueError, match=r"^state_weight must be 0 unless head_start is aligned"):
         DistillConfig(**{**NEEDED, "state_weight": 1.0, **start})
 
 
