@@ -153,7 +153,7 @@ class DemoCommand:
     """Time for writing, training, tracing and comparing together; loading and measuring come on top."""
     layers: int = 3
     """The draft's layers: the target's first ones."""
-    head_tokens: int | None = 8192
+    head_tokens: int | None = 16384
     """Tokens the draft can propose, the corpus's most frequent; none: all."""
     steps: int = 400
     """Most optimizer steps."""
@@ -163,7 +163,7 @@ class DemoCommand:
     """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
     state_weight: float = 2.0
     """Weight of a second loss: how far the draft's last states are from the target's."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 2.5e-3
     """Peak of the learning rate."""
     max_new_tokens: int = 192
     """Most tokens of an answer in the corpus."""

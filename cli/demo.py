@@ -50,7 +50,7 @@ from .report_table import print_table
 from .stages import Stages
 
 # Shares of the time that each stage may take.
-CORPUS, TRAIN, TRACE, COMPARE = 0.42, 0.36, 0.08, 0.14
+CORPUS, TRAIN, TRACE, COMPARE = 0.45, 0.38, 0.07, 0.10
 DTYPE, DEVICE = "float32", "cpu"
 TEMPERATURES = (0.0, 0.7, 1.0)  # each prompt is answered at all of them
 HELD_OUT = 12  # prompts of the corpus that are not trained on
@@ -250,7 +250,7 @@ class _Demo:
             learning_rate=self.config.learning_rate,
             max_seconds=TRAIN * self.seconds,
             chunk_tokens=256,
-            eval_every=max(1, self.config.steps // 5),
+            eval_every=max(1, self.config.steps // 4),
             eval_rows=HELD_OUT * len(TEMPERATURES),
             save_every=max(1, self.config.steps // 4),
             keep=1,
