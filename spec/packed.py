@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 import psutil  # type: ignore[import-untyped]
@@ -35,6 +37,10 @@ class Product(Protocol):
     kernel: str  # what to call it in a report
 
     def __call__(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+Pack = Callable[[torch.Tensor], Product]
+"""Lays a weight [out, in] out."""
 
 
 class PackedLinear(nn.Linear):
@@ -145,14 +151,20 @@ def pack_linears(model: nn.Module, *, draft: bool = False) -> int:
     if not layers or size > MEMORY_SHARE * psutil.virtual_memory().available:
         return 0
     sample = [layer for group in shapes.values() for layer in group[:SAMPLE]]
-    kinds = [kind for kind in (pack_blocked, pack_half)[: 1 + draft] if _works(kind, layers)]
-    pack = _fastest(sample, kinds, DRAFT_ROWS if draft else ROWS)
+    kinds: tuple[Pack, ...] = (pack_blocked, pack_half) if draft else (pack_blocked,)
+    sampled = {
+        kind: {layer: kind(layer.weight) for layer in sample}
+        for kind in kinds
+        if _works(kind, layers)
+    }
+    pack = _fastest(sampled, DRAFT_ROWS if draft else ROWS)
     if pack is None:
         return 0
     for layer in layers:
+        product = sampled[pack].get(layer) or pack(layer.weight)
         layer.__class__ = PackedLinear
         assert isinstance(layer, PackedLinear)
-        layer.take(pack(layer.weight))
+        layer.take(product)
     return len(layers)
 
 
@@ -197,7 +209,7 @@ def unpacked(model: Model) -> Model:
     return twin
 
 
-def _works(pack: Callable[[torch.Tensor], Product], layers: Iterable[nn.Linear]) -> bool:
+def _works(pack: Pack, layers: Iterable[nn.Linear]) -> bool:
     """Say whether this build has the kernel, for these layers' dtypes, on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -209,36 +221,39 @@ def _works(pack: Callable[[torch.Tensor], Product], layers: Iterable[nn.Linear])
     return True
 
 
-def _fastest(
-    layers: Sequence[nn.Linear], kinds: Sequence[Callable[[torch.Tensor], Product]], rows: int
-) -> Callable[[torch.Tensor], Product] | None:
+def _fastest(sampled: Mapping[Pack, Mapping[nn.Linear, Product]], rows: int) -> Pack | None:
     """Return the kind of packing that is worth it, by time; None: none is.
 
     Timed interleaved, on one thread: threads that wait for each other tell of other processes.
+
+    Args:
+        sampled: each kind's products of the same layers.
     """
+    if not sampled:
+        return None
+    layers = list(next(iter(sampled.values())))
     inputs = [layer.weight.new_ones(rows, layer.in_features) for layer in layers]
-    packed = [[kind(layer.weight) for layer in layers] for kind in kinds]
 
     def run_plain() -> None:
         for layer, x in zip(layers, inputs, strict=True):
             F.linear(x, layer.weight, layer.bias)
 
-    def run(products: Sequence[Product]) -> None:
-        for layer, product, x in zip(layers, products, inputs, strict=True):
+    def run(products: Mapping[nn.Linear, Product]) -> None:
+        for (layer, product), x in zip(products.items(), inputs, strict=True):
             product(x, layer.bias)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         times = [
-            [_seconds(run_plain), *(_seconds(lambda p=p: run(p)) for p in packed)]  # type: ignore[misc]
+            [_seconds(run_plain), *(_seconds(partial(run, each)) for each in sampled.values())]
             for _ in range(REPEATS)
         ]
     finally:
         torch.set_num_threads(threads)
     plain, *others = map(min, zip(*times, strict=True))
-    best = min(others, default=plain)
-    return kinds[others.index(best)] if others and best <= GAIN * plain else None
+    best, pack = min(zip(others, sampled, strict=True), key=itemgetter(0))
+    return pack if best <= GAIN * plain else None
 
 
 def _seconds(work: Callable[[], None]) -> float:

@@ -184,8 +184,8 @@ def test_only_a_draft_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_module, "GAIN", ALWAYS)
     kinds: list[Any] = []
 
-    def fastest(layers: Any, choices: Any, rows: int) -> None:
-        kinds.append((set(choices), rows))
+    def fastest(sampled: Any, rows: int) -> None:
+        kinds.append((set(sampled), rows))
 
     monkeypatch.setattr(packed_module, "_fastest", fastest)
     monkeypatch.setattr(packed_module, "_works", lambda pack, layers: True)

@@ -10,7 +10,7 @@ from foredraft.train.alignment import Alignment, state_map
 from foredraft.train.batches import Example
 from foredraft.train.draft import first_layers, prepare_draft
 from foredraft.train.losses import DraftLoss, forward_kl
-from foredraft.train.packing import collate, supervised_states
+from foredraft.train.packing import collate, collate_for, supervised_states
 from foredraft.train.teacher import Teacher
 from toys import tiny_llama
 
@@ -22,7 +22,8 @@ def examples() -> list[Example]:
 
 def test_a_draft_with_all_layers_needs_no_map() -> None:
     target = tiny_llama()
-    matrix = state_map(first_layers(target, 2), Teacher(target), examples()).matrix
+    model = first_layers(target, 2)
+    matrix = state_map(model, Teacher(target), examples(), collate_for(model)).matrix
     # 600 states of width 32 fix the map; the ridge shrinks it a little.
     torch.testing.assert_close(matrix, torch.eye(32).double(), atol=0.1, rtol=0)
 
@@ -31,7 +32,7 @@ def test_a_draft_with_all_layers_needs_no_map() -> None:
 def test_the_map_is_the_least_squares_one() -> None:
     target = tiny_llama(layers=4)
     model, teacher, rows = first_layers(target, 1), Teacher(target), examples()
-    alignment = state_map(model, teacher, rows)
+    alignment = state_map(model, teacher, rows, collate_for(model))
     matrix = alignment.matrix
     ours = torch.cat([model.model(e.input_ids[None]).last_hidden_state[0, -20:] for e in rows])
     theirs = teacher.hidden(rows)
@@ -54,7 +55,7 @@ def test_the_loss_of_states_is_that_distance_and_moves_the_body() -> None:
     target = tiny_llama(layers=4)
     teacher, rows = Teacher(target), examples()[:4]
     draft = prepare_draft(first_layers(target, 1), None, DistillConfig(target="t", corpus="c"))
-    alignment = state_map(draft.model, teacher, rows)
+    alignment = state_map(draft.model, teacher, rows, collate_for(draft.model))
     loss = DraftLoss(
         draft.model,
         teacher.head,

@@ -240,7 +240,13 @@ def test_evaluation_is_that_of_rows_of_their_own(monkeypatch: pytest.MonkeyPatch
     def measure() -> tuple[dict[str, float], int]:
         sizes.clear()
         metrics = evaluate(
-            Teacher(target), draft, torch.arange(260), examples, batch_rows=6, chunk_tokens=7
+            Teacher(target),
+            draft,
+            torch.arange(260),
+            examples,
+            collate=collate_for(draft),
+            batch_rows=6,
+            chunk_tokens=7,
         )
         return metrics, sum(sizes)
 

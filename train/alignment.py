@@ -14,7 +14,7 @@ import torch
 
 from .batches import Example, micro_batches
 from .heads import at_least_float32, eval_mode
-from .packing import collate_for, supervised_states
+from .packing import Collate, supervised_states
 from .teacher import Teacher
 
 BATCH_ROWS = 8
@@ -41,19 +41,21 @@ class Alignment(NamedTuple):
 
 
 @torch.no_grad()
-def state_map(model: Any, teacher: Teacher, examples: Sequence[Example]) -> Alignment:
+def state_map(
+    model: Any, teacher: Teacher, examples: Sequence[Example], collate: Collate
+) -> Alignment:
     """Return the A for which A·h is closest to the target's state.
 
     Ridge regression over the supervised positions of the examples, in float64.
 
     Args:
         model: the draft, on the teacher's device.
+        collate: makes batches for it.
     """
     size = model.get_output_embeddings().weight.shape[1]
     gram = RIDGE * torch.eye(size, dtype=torch.float64)
     cross = torch.zeros(size, teacher.head.weight.shape[1], dtype=torch.float64)
     moments = torch.zeros(3, teacher.head.weight.shape[1], dtype=torch.float64)  # Σ 1, Σ h, Σ h²
-    collate = collate_for(model)
     with eval_mode(model):
         for part in micro_batches(examples, BATCH_ROWS):
             ours = supervised_states(model, collate(part)).double().cpu()  # [N, d]

@@ -15,7 +15,7 @@ from ..data import CorpusRow
 from .batches import Example, make_examples, micro_batches
 from .heads import LogitHead, eval_mode, head_of
 from .losses import forward_kl
-from .packing import Batch, collate_for, supervised_states
+from .packing import Batch, Collate, collate_for, supervised_states
 from .teacher import Teacher
 
 METRICS = ("alpha_tf", "top1", "kl", "coverage")  # columns of a token table
@@ -63,7 +63,13 @@ def evaluate_draft(
     if columns is None:
         columns = torch.arange(min(teacher.width, head_of(draft).weight.shape[0]))
     return evaluate(
-        teacher, draft, columns, examples, batch_rows=batch_rows, chunk_tokens=chunk_tokens
+        teacher,
+        draft,
+        columns,
+        examples,
+        collate=collate_for(draft),
+        batch_rows=batch_rows,
+        chunk_tokens=chunk_tokens,
     )
 
 
@@ -73,6 +79,7 @@ def evaluate(
     columns: torch.Tensor,
     examples: Sequence[Example],
     *,
+    collate: Collate,
     batch_rows: int,
     chunk_tokens: int,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda table: table,
@@ -82,11 +89,11 @@ def evaluate(
     Args:
         columns: [V_draft], the target token that each row of the draft's head stands for.
         examples: this process's share of them.
+        collate: makes batches for the draft.
         gather: joins the token tables [N, 4] of all processes along their tokens.
     """
     target_head = teacher.head.rows(columns)
     tables = [torch.empty(0, len(METRICS))]
-    collate = collate_for(draft)
     with eval_mode(draft):
         for part in micro_batches(examples, batch_rows):
             batch = collate(part)

@@ -142,7 +142,8 @@ class Run:
         if (
             self.accelerator.is_main_process
         ):  # the main process's map: elsewhere it may round otherwise
-            alignment = state_map(self.draft.model, self.teacher, self.corpus.train.examples)
+            examples = self.corpus.train.examples
+            alignment = state_map(self.draft.model, self.teacher, examples, self.collate)
         alignment = broadcast_object_list([alignment])[0]
         self.draft.align(alignment)
         if self.config.state_weight > 0:
@@ -222,6 +223,7 @@ class Run:
             self.draft.model,
             self.columns,
             share(self.corpus.dev.examples, accelerator.process_index, accelerator.num_processes),
+            collate=self.collate,
             batch_rows=self.config.micro_rows or self.config.batch_rows,
             chunk_tokens=self.config.chunk_tokens,
             gather=lambda table: torch.cat(gather_object([table])),
