@@ -157,7 +157,7 @@ class DemoCommand:
     """Tokens the draft can propose, the corpus's most frequent; none: all."""
     steps: int = 400
     """Most optimizer steps."""
-    batch_rows: int = 9
+    batch_rows: int = 6
     """Corpus rows in an optimizer step."""
     loss: str = "tv"
     """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
