@@ -16,7 +16,7 @@ PROGRAM = """
 import foredraft.cli, foredraft.controller, foredraft.data, foredraft.spec, foredraft.train
 from importlib.metadata import entry_points
 assert "elsewhere" in foredraft.spec.__file__, foredraft.spec.__file__
-assert len(foredraft.data.load_prompts()) == 420
+assert len(foredraft.data.load_prompts()) == 722
 assert [e.name for e in entry_points(group="foredraft.lookahead")] == ["adaptive"]
 """
 

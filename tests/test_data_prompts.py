@@ -40,6 +40,18 @@ def test_every_shipped_domain_is_in_every_split() -> None:
     assert sum(sizes) == len(load_prompts())
 
 
+def test_no_held_out_prompt_is_a_training_prompt_in_other_words() -> None:
+    """Sharing a pattern ("Explain in one sentence …") is fine, sharing what is asked is not."""
+    words = {prompt: set(prompt.text.lower().split()) for prompt in load_prompts()}
+    training = [prompt for prompt in words if prompt.split == "train"]
+    for prompt in words:
+        if prompt.split == "train":
+            continue
+        for other in training:
+            common = len(words[prompt] & words[other]) / len(words[prompt] | words[other])
+            assert common <= 0.75, (prompt.id, other.id)
+
+
 def test_split_depends_on_the_text_alone() -> None:
     assert (
         Prompt("a", "x", "same").split == Prompt("b", "y", "same", "ja").split == split_of("same")
