@@ -60,9 +60,9 @@ class LossBenchmark:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        self.of_training()
+        self._of_training()
 
-    def of_training(self) -> DistillConfig:
+    def _of_training(self) -> DistillConfig:
         """Return the run that would use this loss."""
         return DistillConfig(
             target="none", corpus="none", loss=self.loss, chunk_tokens=self.chunk_tokens,
@@ -117,7 +117,7 @@ def measure(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) ->
     )  # [N, d]
     inputs = [draft_hidden.requires_grad_(), weights[0].requires_grad_()]
     heads = [LogitHead(weight, None, None) for weight in weights]
-    divergence = loss_for(config.of_training()).divergence
+    divergence = loss_for(config._of_training()).divergence
 
     def total() -> torch.Tensor:
         states = (draft_hidden, heads[0], target_hidden, heads[1], divergence)

@@ -66,8 +66,8 @@ def forward_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch
 def reverse_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
     """Return KL(q ‖ p) = Σ_x q(x) · (log q(x) − log p(x)) in nats, p renormalised. [N, V] each to [N].
 
-    log p is taken to be at least −100: what the target excludes costs the draft 100 nats for all of its mass, in
-    place of infinity. Leaving those tokens out, as is often done, would reward proposing them.
+    log p is taken to be at least −100: a draft that only proposes what the target excludes loses 100 nats,
+    not infinitely many. Leaving those tokens out, as is often done, would reward proposing them.
     """
     log_p = target_logits.log_softmax(-1).clamp(min=LOG_FLOOR)
     return _kl(draft_logits.log_softmax(-1), log_p)
