@@ -99,8 +99,8 @@ def run(config: LossBenchmark) -> dict[str, Arm]:
 
 
 def _alone(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) -> Arm:
-    # Spawned: a fork would start at this process's size.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    # From a server that has imported this file and done nothing: a fork would start at this process's size.
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
         return pool.submit(measure, config, tokens, repeats, dense=dense).result()
 
 

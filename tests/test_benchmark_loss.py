@@ -7,23 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from loss_memory import LossBenchmark
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "loss_memory.py"
-
-
-def measured(out: Path, **fields: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--out", str(out)]
-    command += [f"--{name}={value}" for name, value in fields.items()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="resident sizes are compressed there")
 def test_chunks_take_a_fraction_of_the_memory_of_all_logits(tmp_path: Path) -> None:
     """All logits of 512 tokens are 64 MB, and several such live at once; a chunk's are 2 MB."""
     out = tmp_path / "loss.json"
-    done = measured(
-        out, loss="kl", tokens=1024, dense_tokens=512, vocabulary=32768, hidden=32,
-        chunk_tokens=16, repeats=1,
-    )  # fmt: skip
+    fields = {
+        "loss": "kl", "tokens": 1024, "dense_tokens": 512, "vocabulary": 32768, "hidden": 32,
+        "chunk_tokens": 16, "repeats": 1, "out": out,
+    }  # fmt: skip
+    command = [sys.executable, str(SCRIPT), *(f"--{name}={fields[name]}" for name in fields)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     arms = json.loads(out.read_text())["arms"]
     assert arms["dense_few"]["peak_gb"] > 0.3
@@ -34,7 +32,9 @@ def test_chunks_take_a_fraction_of_the_memory_of_all_logits(tmp_path: Path) -> N
     assert "of dense's time on 512 tokens" in done.stdout
 
 
-def test_a_bad_field_is_named(tmp_path: Path) -> None:
-    done = measured(tmp_path / "loss.json", chunk_tokens=0)
-    assert done.returncode != 0
-    assert "chunk_tokens must be at least 1, got 0" in done.stderr
+@pytest.mark.parametrize("field", ["tokens", "dense_tokens", "chunk_tokens", "repeats"])
+def test_a_bad_field_is_named(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be at least 1, got 0"):
+        LossBenchmark(**{field: 0})
+    with pytest.raises(ValueError, match="loss must be one of kl"):
+        LossBenchmark(loss="js")
