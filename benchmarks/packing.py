@@ -17,8 +17,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.train.batches import Example
+from foredraft.train.divergences import forward_kl
 from foredraft.train.heads import LogitHead
-from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import Batch, Collate, collate, collate_for
 
 VOCABULARY = 4096

@@ -160,7 +160,7 @@ class DemoCommand:
     batch_rows: int = 6
     """Corpus rows in an optimizer step."""
     loss: str = "tv"
-    """What the draft is trained on: "tv" (1 − α, the share rejected), "kl", "nla" or "lk"."""
+    """What the draft is trained on: "tv" (1 − α, the share rejected) or another loss of training."""
     state_weight: float = 2.0
     """Weight of a second loss: how far the draft's last states are from the target's."""
     learning_rate: float = 2.5e-3

@@ -8,8 +8,9 @@ import torch
 from foredraft.train import DistillConfig
 from foredraft.train.alignment import Alignment, state_map
 from foredraft.train.batches import Example
+from foredraft.train.divergences import forward_kl
 from foredraft.train.draft import first_layers, prepare_draft
-from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import collate, collate_for, supervised_states
 from foredraft.train.teacher import Teacher
 from toys import tiny_llama

@@ -38,6 +38,13 @@ NEEDED: dict[str, Any] = {"target": "toy", "corpus": "toy"}
         ("warmup_ratio", 1.0, r"in \[0, 1\)"),
         ("betas", (0.9, 1.0), r"two numbers in \[0, 1\)"),
         ("mixed_precision", "fp16", "no or bf16"),
+        ("loss", "js", "one of kl, rkl, jsd, skl, tv, nla, lk, ce"),
+        ("jsd_beta", 1.1, r"in \[0, 1\]"),
+        ("jsd_beta", math.nan, r"in \[0, 1\]"),
+        ("skew", 0.0, r"in \(0, 1\); at 0 it would be kl"),
+        ("skew", 1.0, r"in \(0, 1\); at 0 it would be kl"),
+        ("lk_eta", -1.0, "at least 0 and finite"),
+        ("lk_eta", math.inf, "at least 0 and finite"),
     ],
 )
 def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(

@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from foredraft.spec import DraftInfo, cut_head, load_kept_tokens
 from foredraft.train import DistillConfig, DistillResult, distill, evaluate_draft
 from foredraft.train.batches import make_examples, micro_batches
+from foredraft.train.config import LOSSES
+from foredraft.train.divergences import loss_for
 from foredraft.train.draft import first_layers, prepare_draft
 from foredraft.train.heads import head_of
 from foredraft.train.loop import Run
-from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import collate
 from foredraft.train.teacher import Teacher
 from toy_corpus import random_rows, write_corpus_folder
@@ -113,7 +115,8 @@ def test_metric_names(base: dict[str, Any], target: Any) -> None:
     assert [row["step"] for row in result.curve if ALPHA in row] == [0, 0, 1]
 
 
-def test_gradients_do_not_depend_on_the_micro_batches() -> None:
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_do_not_depend_on_the_micro_batches(name: str) -> None:
     """B58, B61: 1×8, 2×4 and 8×1 rows of unequal lengths, to 1e-5 of the largest gradient."""
     target = tiny_llama()
     teacher = Teacher(target)
@@ -121,16 +124,22 @@ def test_gradients_do_not_depend_on_the_micro_batches() -> None:
     assert len({example.supervised for example in examples}) > 3
     tokens = sum(example.supervised for example in examples)
     kept = torch.arange(0, 260, 2)
-    config = DistillConfig(target="toy", corpus="toy")
+    config = DistillConfig(target="toy", corpus="toy", loss=name, temperature=0.8)
+    chosen = loss_for(config)
     found = []
     for size in (8, 4, 1):
         draft = prepare_draft(first_layers(target, 1), kept, config)
         loss = DraftLoss(
-            draft.model, teacher.head.rows(kept), forward_kl, temperature=1.0, chunk_tokens=7
-        )
+            draft.model, teacher.head.rows(kept), chosen.divergence,
+            temperature=config.temperature, chunk_tokens=7,
+        )  # fmt: skip
         for part in micro_batches(examples, size):
             batch = collate(part, torch.device("cpu"))
-            (loss(batch, teacher.hidden(part))[0] / tokens).backward()
+            hidden = teacher.hidden(part)
+            log_sums = teacher.log_sums(
+                part, hidden, chosen.law, kept, chunk_tokens=7, temperature=config.temperature
+            )
+            (loss(batch, hidden, log_sums)[0] / tokens).backward()
         trained = {name: weight.grad for name, weight in draft.model.named_parameters()}
         assert trained.pop("model.embed_tokens.weight") is None
         assert head_of(draft.model).weight.grad is not None
@@ -400,3 +409,29 @@ def test_one_minus_alpha_as_the_loss_is_the_alpha_that_is_measured(
     cut_head(draft, kept)
     rows = [row for row in ROWS if row.split == "train"]
     assert evaluate_draft(target, draft, kept, rows)[ALPHA] == pytest.approx(1 - loss, abs=1e-5)
+
+
+def test_cross_entropy_counts_the_positions_whose_argmax_was_cut(
+    base: dict[str, Any], target: Any
+) -> None:
+    """Its first mean over all rows, from the models' own logits: 0 where the argmax cannot be proposed."""
+    result = run(base, target, loss="ce", steps=1, eval_every=1, batch_rows=60, temperature=0.8)
+    start = Path(base["output"]) / "step-000000"
+    info = DraftInfo.load(start)
+    assert info is not None
+    kept = load_kept_tokens(start, info)
+    assert kept is not None
+    draft = AutoModelForCausalLM.from_pretrained(start)
+    losses = []
+    for row in (row for row in ROWS if row.split == "train"):
+        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        at = slice(len(row.prompt_ids) - 1, ids.shape[1] - 1)
+        with torch.no_grad():
+            best = target(ids).logits[0, at].argmax(-1)
+            log_q = (draft(ids).logits[0, at][:, kept] / 0.8).log_softmax(-1)
+        found = (best[:, None] == kept).double()  # [n, V_draft], a row of zeros where it was cut
+        losses.append(-(found * log_q).sum(-1))
+    expected = torch.cat(losses)
+    assert 0.1 < (expected == 0).double().mean() < 0.9
+    loss = next(row["train/ce"] for row in result.curve if "train/ce" in row)
+    assert loss == pytest.approx(expected.mean().item(), rel=1e-5)

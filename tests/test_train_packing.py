@@ -10,9 +10,10 @@ from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCau
 from families import FAMILIES, WINDOW, build
 from foredraft.data import CorpusRow
 from foredraft.train.batches import Example, make_examples
+from foredraft.train.divergences import forward_kl
 from foredraft.train.evaluation import evaluate
 from foredraft.train.heads import LogitHead
-from foredraft.train.losses import DraftLoss, forward_kl
+from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import (
     Batch,
     collate,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+LOSSES = ("kl", "rkl", "jsd", "skl", "tv", "nla", "lk", "ce")
+
 # Fields that may differ when a run is resumed: they change how it is computed and shown, not what.
 OUTPUT_NEUTRAL = frozenset(
     {
@@ -65,8 +67,17 @@ class DistillConfig:
     """Wall time for training, in seconds; the learning rate ends low in time. None: no limit."""
 
     loss: str = "kl"
-    """"kl" (forward KL), or acceptance itself: "tv" (1 − α), "nla" (−log α), "lk" (KL while α is low, then
-    1 − α). All are of the target's logits; α is against its whole vocabulary."""
+    """Between the target renormalised on what the draft can propose and the draft: "kl" (forward KL), "rkl"
+    (reverse KL), "jsd" (Jensen-Shannon), "skl" (skewed KL). Acceptance itself, against the target's whole
+    vocabulary: "tv" (1 − α), "nla" (−log α), "lk" (KL while α is low, then 1 − α). "ce": cross-entropy on the
+    target's argmax, for greedy decoding."""
+    jsd_beta: float = 0.5
+    """Of "jsd": β, the target's weight in the mixture. 0 is forward KL and 1 reverse KL, but close to them
+    the loss is only β times the one, or 1 − β times the other."""
+    skew: float = 0.1
+    """Of "skl": the target's share in the mixture that stands for the draft; to 0, it becomes forward KL."""
+    lk_eta: float = 3.0
+    """Of "lk": η, KL weighs exp(−η α) and 1 − α the rest."""
     state_weight: float = 0.0
     """Weight of a second loss: how far the draft's last states, aligned, are from the target's (1 a token
     for a constant). Teaches more a token, where text is scarce; needs an aligned head."""
@@ -133,8 +144,11 @@ class DistillConfig:
         _check("betas", self.betas, valid_betas, "two numbers in [0, 1)")
         starts = ("aligned", "target")
         _check("head_start", self.head_start, self.head_start in starts, "aligned or target")
-        losses = ("kl", "tv", "nla", "lk")
-        _check("loss", self.loss, self.loss in losses, ", ".join(losses))
+        _check("loss", self.loss, self.loss in LOSSES, "one of " + ", ".join(LOSSES))
+        _check("jsd_beta", self.jsd_beta, 0 <= self.jsd_beta <= 1, "in [0, 1]")
+        _check("skew", self.skew, 0 < self.skew < 1, "in (0, 1); at 0 it would be kl")
+        valid_eta = 0 <= self.lk_eta < math.inf
+        _check("lk_eta", self.lk_eta, valid_eta, "at least 0 and finite")
         precisions = ("no", "bf16")
         _check(
             "mixed_precision",

@@ -13,8 +13,8 @@ import torch
 
 from ..data import CorpusRow
 from .batches import Example, make_examples, micro_batches
+from .divergences import forward_kl
 from .heads import LogitHead, eval_mode, head_of
-from .losses import forward_kl
 from .packing import Batch, Collate, collate_for, supervised_states
 from .teacher import Teacher
 

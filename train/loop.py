@@ -34,10 +34,11 @@ from .checkpoint import (
     write_rng,
 )
 from .config import DistillConfig
+from .divergences import loss_for
 from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import evaluate
 from .heads import check_split
-from .losses import LOSSES, DraftLoss
+from .losses import DraftLoss
 from .packing import collate_for
 from .schedule import learning_rate
 from .teacher import Teacher
@@ -91,10 +92,11 @@ class Run:
         self.collate = collate_for(self.draft.model)
         self.groups = prompt_groups(examples)
         self.columns = self.draft.columns(teacher.width)  # [V_draft]
+        self.chosen = loss_for(config)
         loss = DraftLoss(
             self.draft.model,
             teacher.head.rows(self.columns),
-            LOSSES[config.loss].divergence,
+            self.chosen.divergence,
             temperature=config.temperature,
             chunk_tokens=config.chunk_tokens,
             alignment=self.draft.alignment if config.state_weight > 0 else None,
@@ -196,7 +198,10 @@ class Run:
         for index, part in enumerate(parts):
             begun = time.perf_counter()
             target_hidden = self.teacher.hidden(part)  # [N, d_target]
-            log_sums = self._log_sums(part, target_hidden)
+            log_sums = self.teacher.log_sums(
+                part, target_hidden, self.chosen.law, self.columns,
+                chunk_tokens=self.config.chunk_tokens, temperature=self.config.temperature,
+            )  # fmt: skip
             teacher_seconds += time.perf_counter() - begun
             batch = self.collate(part)
             last = index == len(parts) - 1
@@ -207,13 +212,6 @@ class Run:
                 accelerator.backward(loss * accelerator.num_processes / tokens)
             total += sums.detach()
         return total, teacher_seconds
-
-    def _log_sums(self, part: Sequence[Example], hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return log Σ exp of the target's logits [N], where the loss needs it."""
-        config = self.config
-        if not LOSSES[config.loss].whole:
-            return None
-        return self.teacher.summary(part, hidden, config.chunk_tokens, config.temperature)[0]
 
     def measure(self, progress: ProgressLine) -> bool:
         """Evaluate on held-out rows, log it, and return whether the draft is the best so far."""

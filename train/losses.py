@@ -1,76 +1,20 @@
-"""Divergences between target and draft, and their sum over tokens without the logits of all tokens.
+"""A divergence summed over tokens without the logits of all tokens, and a draft and its loss as one module.
 
-A divergence is a function of (target_logits [N, V], draft_logits [N, V]) that gives a loss per
-token [N]. The target's logits are log-probabilities. With a cut head they cover the kept tokens only:
-their exp adds up to the mass that the draft can propose, a softmax of them is the law renormalised.
+`dense_divergence` is the reference: all logits at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from .alignment import Alignment
+from .divergences import Divergence
 from .heads import LogitHead, at_least_float32, cap_logits, head_of
 from .packing import Batch, supervised_states
-
-Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def forward_kl(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
-    """Return KL(p ‖ q) = Σ_x p(x) · (log p(x) − log q(x)) in nats. [N, V] each to [N].
-
-    Tokens that the target excludes (logit −inf) add nothing, in value and gradient.
-    """
-    log_p = target_logits.log_softmax(-1)
-    log_q = draft_logits.log_softmax(-1)
-    excluded = log_p == -torch.inf
-    return (log_p.exp() * (log_p - log_q).masked_fill(excluded, 0.0)).sum(-1)
-
-
-def log_acceptance(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
-    """Return log α = log Σ_x min(p(x), q(x)), p not renormalised. [N, V] each to [N]."""
-    return torch.minimum(target_logits, draft_logits.log_softmax(-1)).logsumexp(-1)
-
-
-def total_variation(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
-    """Return 1 − α, the share of drafts that is rejected: TV(p, q) over the whole vocabulary."""
-    return 1.0 - log_acceptance(target_logits, draft_logits).exp()
-
-
-def negative_log_acceptance(
-    target_logits: torch.Tensor, draft_logits: torch.Tensor
-) -> torch.Tensor:
-    """Return −log α. Its gradient does not vanish where nothing is accepted yet."""
-    return -log_acceptance(target_logits, draft_logits)
-
-
-def lk_hybrid(target_logits: torch.Tensor, draft_logits: torch.Tensor) -> torch.Tensor:
-    """Return λ·KL + (1 − λ)·TV with λ = exp(−3 α) of each token, a constant for the gradient.
-
-    Source: LK losses, arXiv 2602.23881.
-    """
-    alpha = log_acceptance(target_logits, draft_logits).exp()
-    weight = torch.exp(-3.0 * alpha.detach())
-    return weight * forward_kl(target_logits, draft_logits) + (1.0 - weight) * (1.0 - alpha)
-
-
-class Loss(NamedTuple):
-    """A divergence to train with."""
-
-    divergence: Divergence
-    whole: bool  # needs the target's law over the whole vocabulary, not only over what is kept
-
-
-LOSSES = {
-    "kl": Loss(forward_kl, whole=False),
-    "tv": Loss(total_variation, whole=True),
-    "nla": Loss(negative_log_acceptance, whole=True),
-    "lk": Loss(lk_hybrid, whole=True),
-}
 
 
 def dense_divergence(
@@ -90,20 +34,27 @@ def dense_divergence(
         draft_head: of V rows.
         target_hidden: [N, d_target], takes no gradient.
         target_head: of the same V rows, takes no gradient.
+        divergence: see `divergences`.
         log_sums: [N], log Σ exp of the target's logits, divided by the temperature, over its whole
-            vocabulary; None: over these V rows.
+            vocabulary; None: over these V rows; inf: none of its law is on them.
         temperature: divides the logits of both.
     """
-    target_logits = _log_probs(target_head.logits(target_hidden) / temperature, log_sums)
-    draft_logits = draft_head.logits(draft_hidden) / temperature
+    target_logits = _log_probs(target_head, target_hidden, log_sums, temperature)
+    draft_logits = _divided(draft_head.logits(draft_hidden), temperature)
     return divergence(target_logits, draft_logits).sum()
 
 
 @torch.no_grad()
-def _log_probs(logits: torch.Tensor, log_sums: torch.Tensor | None) -> torch.Tensor:
-    if log_sums is None:
-        return logits.log_softmax(-1)
-    return logits - log_sums[:, None]
+def _log_probs(
+    head: LogitHead, hidden: torch.Tensor, log_sums: torch.Tensor | None, temperature: float
+) -> torch.Tensor:
+    """Return the target's logits as log-probabilities: [n, V]."""
+    logits = _divided(head.logits(hidden), temperature)  # [n, V]
+    return logits.log_softmax(-1) if log_sums is None else logits.sub_(log_sums[:, None])
+
+
+def _divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits if temperature == 1.0 else logits / temperature  # no copy for nothing
 
 
 def chunked_divergence(
@@ -124,17 +75,18 @@ def chunked_divergence(
     """
 
     def chunk_loss(raw: torch.Tensor, chunk: slice) -> torch.Tensor:
-        target_logits = _log_probs(
-            target_head.logits(target_hidden[chunk]) / temperature,
-            None if log_sums is None else log_sums[chunk],
-        )  # [n, V]
-        draft_logits = cap_logits(at_least_float32(raw), draft_head.softcap) / temperature
+        sums = None if log_sums is None else log_sums[chunk]
+        target_logits = _log_probs(target_head, target_hidden[chunk], sums, temperature)  # [n, V]
+        draft_logits = _divided(cap_logits(at_least_float32(raw), draft_head.softcap), temperature)
         return divergence(target_logits, draft_logits).sum()
 
     total: torch.Tensor = _ChunkedLinearLoss.apply(  # type: ignore[no-untyped-call]
         draft_hidden, draft_head.weight, draft_head.bias, chunk_loss, chunk_tokens
     )
     return total
+
+
+ChunkLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class _ChunkedLinearLoss(torch.autograd.Function):
@@ -146,7 +98,7 @@ class _ChunkedLinearLoss(torch.autograd.Function):
         hidden: torch.Tensor,  # [N, d]
         weight: torch.Tensor,  # [V, d]
         bias: torch.Tensor | None,  # [V]
-        chunk_loss: Callable[[torch.Tensor, slice], torch.Tensor],
+        chunk_loss: ChunkLoss,
         chunk_tokens: int,
     ) -> torch.Tensor:
         # Products in the dtype that autocast would choose, sums in the parameters' own.
@@ -164,16 +116,14 @@ class _ChunkedLinearLoss(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
                 low_hidden = hidden[chunk].to(dtype)  # [n, d]
-                raw = F.linear(low_hidden, low_weight, low_bias)  # [n, V]
-                with torch.enable_grad():
-                    loss = chunk_loss(raw.requires_grad_(), chunk)
-                    (grad,) = torch.autograd.grad(loss, raw)  # [n, V]
-                total += loss.detach()
+                loss, grad = _loss_and_gradient(low_hidden, low_weight, low_bias, chunk_loss, chunk)
+                total += loss
                 grad_hidden[chunk] = grad @ low_weight
                 if grad_weight is not None:
-                    grad_weight += grad.T @ low_hidden
+                    _add_product(grad_weight, grad.T, low_hidden)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
+                del grad  # the next chunk's logits take its place
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return total
 
@@ -182,6 +132,29 @@ class _ChunkedLinearLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_total: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scaled = [None if grad is None else grad * grad_total for grad in ctx.saved_tensors]
         return *scaled, None, None
+
+
+def _loss_and_gradient(
+    hidden: torch.Tensor,  # [n, d]
+    weight: torch.Tensor,  # [V, d]
+    bias: torch.Tensor | None,  # [V]
+    chunk_loss: ChunkLoss,
+    chunk: slice,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of a chunk and its gradient by the logits [n, V]."""
+    raw = F.linear(hidden, weight, bias).requires_grad_()  # [n, V]
+    with torch.enable_grad():
+        loss = chunk_loss(raw, chunk)
+        (grad,) = torch.autograd.grad(loss, raw)
+    return loss.detach(), grad
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add left · right to the total in place; of one dtype, without a matrix for the product."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 class DraftLoss(torch.nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .batches import Example
+from .divergences import Law
 from .heads import at_least_float32, cap_logits, check_split, head_of, hidden_states
 
 
@@ -131,6 +132,36 @@ class Teacher:
             log_sums.append(self._summary[key][0])
             best.append(self._summary[key][1])
         return torch.cat(log_sums), torch.cat(best)
+
+    def log_sums(
+        self,
+        examples: Sequence[Example],
+        hidden: torch.Tensor,
+        law: Law,
+        columns: torch.Tensor,
+        *,
+        chunk_tokens: int,
+        temperature: float,
+    ) -> torch.Tensor | None:
+        """Return the log [N] of what makes the logits of `columns` the law that a loss is given.
+
+        Args:
+            examples: of N supervised tokens together.
+            hidden: [N, d], their hidden states.
+            law: see `divergences`.
+            columns: [V_draft], the tokens that the draft can propose.
+            chunk_tokens: tokens whose logits exist at the same time.
+            temperature: divides the logits.
+
+        Returns:
+            None where the logits of `columns` say it all; inf where the law has nothing on them.
+        """
+        if law == "kept":
+            return None
+        log_sums, best = self.summary(examples, hidden, chunk_tokens, temperature)
+        if law == "whole":
+            return log_sums
+        return log_sums.masked_fill(~torch.isin(best, columns.to(best.device)), torch.inf)
 
     def _summarise(
         self, hidden: torch.Tensor, chunk_tokens: int, temperature: float

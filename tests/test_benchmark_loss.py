@@ -1,0 +1,40 @@
+"""The benchmark of losses at a small size: what it measures is there, and chunks take less memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loss_memory import LossBenchmark
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "loss_memory.py"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="resident sizes are compressed there")
+def test_chunks_take_a_fraction_of_the_memory_of_all_logits(tmp_path: Path) -> None:
+    """All logits of 512 tokens are 64 MB, and several such live at once; a chunk's are 2 MB."""
+    out = tmp_path / "loss.json"
+    fields = {
+        "loss": "kl", "tokens": 1024, "dense_tokens": 512, "vocabulary": 32768, "hidden": 32,
+        "chunk_tokens": 16, "repeats": 1, "out": out,
+    }  # fmt: skip
+    command = [sys.executable, str(SCRIPT), *(f"--{name}={fields[name]}" for name in fields)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    arms = json.loads(out.read_text())["arms"]
+    assert arms["dense_few"]["peak_gb"] > 0.3
+    for name in ("chunked", "chunked_few"):
+        assert 0.0 < arms[name]["peak_gb"] < 0.3 * arms["dense_few"]["peak_gb"]
+    assert arms["chunked_few"]["loss"] == pytest.approx(arms["dense_few"]["loss"], rel=1e-5)
+    assert all(arm["seconds"] > 0 for arm in arms.values())
+    assert "of dense's time on 512 tokens" in done.stdout
+
+
+@pytest.mark.parametrize("field", ["tokens", "dense_tokens", "chunk_tokens", "repeats"])
+def test_a_bad_field_is_named(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be at least 1, got 0"):
+        LossBenchmark(**{field: 0})
+    with pytest.raises(ValueError, match="loss must be one of kl"):
+        LossBenchmark(loss="js")
