@@ -75,7 +75,7 @@ class MarkingPolicy:
     """A policy that also marks the end of each round."""
 
     def __init__(self, policy: LookaheadPolicy) -> None:
-        self.gamma_max = policy.gamma_max
+        self.gamma_max, self.reads_logits = policy.gamma_max, policy.reads_logits
         self.marks: Marks | None = None
         self._policy = policy
 

@@ -56,6 +56,8 @@ class _Round:
 class AdaptiveLookahead:
     """A LookaheadPolicy that maximises E[tokens] − λ·seconds, γ = 0 included."""
 
+    reads_logits = True
+
     def __init__(
         self,
         predictor: AcceptancePredictor,

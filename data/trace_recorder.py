@@ -50,6 +50,8 @@ class TraceRecorder:
     the times of a round, so traces say nothing of speed.
     """
 
+    reads_logits = True
+
     def __init__(self, inner: LookaheadPolicy) -> None:
         self.inner = inner
         self.gamma_max = inner.gamma_max

@@ -21,6 +21,8 @@ from .generation_config import default_params
 from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
+from .lookup import PromptLookupDrafter
+from .ngrams import Match
 from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
 from .packed import PackedLinear, layer_kernels, pack_linears, shared_copy, unpacked
@@ -52,10 +54,12 @@ __all__ = [
     "GeneratorDraws",
     "Laws",
     "LookaheadPolicy",
+    "Match",
     "ModelDrafter",
     "OneHot",
     "PackedLinear",
     "Processor",
+    "PromptLookupDrafter",
     "Proposal",
     "RequestOutput",
     "RoundOutcome",

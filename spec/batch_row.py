@@ -11,6 +11,7 @@ import torch
 
 from .cached import uncovered
 from .law import TokenLaw
+from .one_hot import Laws, dense
 from .output import RequestOutput, take_round
 from .policy import LookaheadPolicy, RoundOutcome, ask_gamma
 from .stopping import StopRule
@@ -33,7 +34,7 @@ class Row:
     # of the round in progress
     gamma: int = 0  # most to draft
     drafted: list[int] = field(default_factory=list)
-    draft_laws: list[torch.Tensor] = field(default_factory=list)  # [1, V] each
+    draft_laws: list[Laws] = field(default_factory=list)  # [drafted, V] in all
     draft_steps: int = 0
     draft_seconds: float = 0.0
 
@@ -57,7 +58,7 @@ class Row:
         """Return q as drawn from, [drafted, V]."""
         if not self.draft_laws:
             return like.new_empty(0, like.shape[-1])
-        return torch.cat(self.draft_laws).to(like)
+        return torch.cat([dense(laws, like) for laws in self.draft_laws])  # [drafted, V]
 
     def end_round(self, emitted: list[int], outcome: RoundOutcome) -> None:
         """Take the round's tokens, up to where the output ends."""

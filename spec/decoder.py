@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from .cached import CachedModel
-from .drafter import Drafter
+from .drafter import Drafter, check_lookahead
 from .draws import GeneratorDraws
 from .generation_config import default_params
 from .load import load_causal_lm, load_tokenizer
-from .load_parts import load_drafter, load_lookahead
+from .load_parts import draft_model, find_drafter, load_lookahead
 from .output import RequestOutput, raise_or_warn, take_round
 from .packed import pack_linears
 from .params import SamplingParams
@@ -50,6 +50,9 @@ class SpeculativeDecoder:
             tokenizer: None decodes token ids only.
             drafter: None decodes plainly, whatever the lookahead says.
             lookahead: None drafts 4 tokens a round where there is a drafter.
+
+        Raises:
+            ValueError: if the lookahead decides by logits that the drafter has not.
         """
         width = target_width(target, tokenizer)
         self.target = CachedModel(target, width=width)
@@ -57,6 +60,7 @@ class SpeculativeDecoder:
         self.drafter = drafter
         if lookahead is None:
             lookahead = FixedLookahead(DEFAULT_GAMMA if drafter is not None else 0)
+        check_lookahead(lookahead, drafter)
         self.lookahead = lookahead
         self._turn = Turn()
         if tokenizer is not None:
@@ -69,7 +73,7 @@ class SpeculativeDecoder:
         cls,
         target: str,
         *,
-        draft: str | None = None,
+        draft: Drafter | str | None = None,
         lookahead: LookaheadPolicy | int | str | Path | None = None,
         device: str = "cpu",
         dtype: str = "float32",
@@ -79,7 +83,7 @@ class SpeculativeDecoder:
         Args:
             target: hub id or folder of a causal LM.
             draft: hub id or folder of a causal LM with the same tokenizer, such as foredraft.train
-                makes; None decodes plainly.
+                makes; "prompt-lookup", or any Drafter; None decodes plainly.
             lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4.
 
         Raises:
@@ -88,16 +92,19 @@ class SpeculativeDecoder:
         model = load_causal_lm(target, device=device, dtype=dtype)
         pack_linears(model)
         tokenizer = load_tokenizer(target)
-        drafter = None
-        if draft is not None:
-            drafter = load_drafter(
-                draft, tokenizer, width=target_width(model, tokenizer), device=device, dtype=dtype
-            )
-        draft_model = None if drafter is None else drafter.cached.model
-        return cls(model, tokenizer, drafter, load_lookahead(lookahead, model, draft_model))
+        drafter = find_drafter(
+            draft, tokenizer, width=target_width(model, tokenizer), device=device, dtype=dtype
+        )
+        policy = load_lookahead(lookahead, model, draft_model(drafter))
+        return cls(model, tokenizer, drafter, policy)
 
     def with_lookahead(self, lookahead: LookaheadPolicy) -> SpeculativeDecoder:
-        """Return a decoder with another lookahead that shares models and caches with this one."""
+        """Return a decoder with another lookahead that shares models and caches with this one.
+
+        Raises:
+            ValueError: if the lookahead decides by logits that the drafter has not.
+        """
+        check_lookahead(lookahead, self.drafter)
         other = object.__new__(type(self))
         other.target, other.tokenizer, other.drafter = self.target, self.tokenizer, self.drafter
         other.lookahead, other._turn = lookahead, self._turn

@@ -12,6 +12,7 @@ from .batch_drafter import ModelRowsDrafter, RowsDrafter
 from .cached import CachedModel, uncovered
 from .draws import Draws, drawn
 from .law import TokenLaw
+from .ngrams import Match
 from .one_hot import Laws, OneHot
 from .policy import LookaheadPolicy
 from .spreading import spread
@@ -24,12 +25,14 @@ class Proposal:
     tokens: list[int]
     probs: Laws  # [γ, V], over the target's vocabulary
     steps: int  # draft forwards run
+    match: Match | None = None  # what a lookup followed
 
 
 class Drafter(Protocol):
     """A source of candidates for one sequence at a time."""
 
     context: int  # positions it can look at; beyond them the loop decodes plainly
+    gives_logits: bool  # the policy is shown logits before each draw
 
     def reset(self, capacity: int) -> None:
         """A new sequence of at most `capacity` tokens starts."""
@@ -42,7 +45,7 @@ class Drafter(Protocol):
         law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
-        """Draft up to `gamma` tokens after `tokens`, asking the policy before each.
+        """Draft up to `gamma` tokens after `tokens`, asking the policy before each; fewer, or none, are as good.
 
         Args:
             tokens: the sequence so far. Read only what is new: a round must not cost more when it is long.
@@ -60,8 +63,23 @@ class Drafter(Protocol):
         """
 
 
+def check_lookahead(lookahead: LookaheadPolicy, drafter: Drafter | None) -> None:
+    """Raise where a policy would decide by what its drafter does not show.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if drafter is not None and lookahead.reads_logits and not drafter.gives_logits:
+        raise ValueError(
+            f"lookahead: {lookahead!r} decides by a draft model's logits, and {drafter!r} has none; "
+            "expected a fixed γ, or a policy that does without"
+        )
+
+
 class ModelDrafter:
     """Drafts with a smaller causal LM, autoregressively."""
+
+    gives_logits = True
 
     def __init__(
         self,

@@ -12,13 +12,14 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .cached import CachedModel, rope_switch
 from .decoder import DEFAULT_GAMMA
-from .drafter import Drafter, ModelDrafter
+from .drafter import Drafter, ModelDrafter, check_lookahead
 from .draws import GeneratorDraws
 from .drop_in_call import asked_params, dropped_arguments, refuse_unsupported, unpadded
 from .drop_in_law import CallLaw, call_law
 from .drop_in_result import ResultRow, result_of
 from .load import DTYPES, load_tokenizer
-from .load_parts import load_drafter, load_lookahead
+from .load_parts import draft_model, load_drafter, load_lookahead
+from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .policy import FixedLookahead, LookaheadPolicy
 from .round import decode_round, most_to_draft
 from .stats import DecodeStats
@@ -52,7 +53,7 @@ def foredraft_generate(
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]` instead. `cache` of a dict output is None.
 
     Args:
-        draft: a loaded causal LM, a hub id or folder, a Drafter; None decodes plainly.
+        draft: a loaded causal LM, a hub id or folder, "prompt-lookup", a Drafter; None decodes plainly.
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.
@@ -133,9 +134,9 @@ class ForedraftGenerate:
         """Return the loaded parts; made at the first call, and again for another model."""
         if self._parts is None or self._parts.model is not model:
             drafter = self._load_drafter(model)
-            draft_model = drafter.cached.model if isinstance(drafter, ModelDrafter) else None
-            policy = load_lookahead(self._lookahead, model, draft_model)
+            policy = load_lookahead(self._lookahead, model, draft_model(drafter))
             assert policy is not None
+            check_lookahead(policy, drafter)
             self._parts = _Parts(model, CachedModel(model), drafter, policy)
         return self._parts
 
@@ -143,6 +144,8 @@ class ForedraftGenerate:
         draft, width = self._draft, target_width(model, None)
         if isinstance(draft, torch.nn.Module):
             return ModelDrafter(draft, width=width)
+        if draft == PROMPT_LOOKUP:
+            return PromptLookupDrafter()
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
         tokenizer = self._tokenizer

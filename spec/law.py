@@ -47,7 +47,7 @@ class TokenLaw:
         """
         params.check_vocabulary(width)
         self.params = params
-        self._width = width
+        self.width = width
         self._device = device
         self._generated = 0  # tokens committed, the prompt not counted
         self._ends = [t for t in {*eos_token_ids, *params.stop_token_ids} if t < width]
@@ -173,11 +173,11 @@ class TokenLaw:
         return pairs
 
     def _refuse_nothing_left(self, tokens: Sequence[int] | set[int]) -> None:
-        few = len(self._never) + len(tokens) < self._width
-        if not few and len(self._never | set(tokens)) >= self._width:
+        few = len(self._never) + len(tokens) < self.width
+        if not few and len(self._never | set(tokens)) >= self.width:
             raise ValueError(
                 "bad_words, logit_bias and min_tokens must leave a token, "
-                f"but they forbid all {self._width}"
+                f"but they forbid all {self.width}"
             )
 
 

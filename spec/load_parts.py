@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .draft_folder import DraftInfo, cut_head, load_kept_tokens
-from .drafter import ModelDrafter
+from .drafter import Drafter, ModelDrafter
 from .fingerprint import model_fingerprint, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
+from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .packed import pack_linears
 from .policy import FixedLookahead, LookaheadPolicy
 from .vocabulary import check_same_vocabulary
@@ -36,6 +37,31 @@ def load_drafter(
     pack_linears(model, draft=True)
     temperature = 1.0 if info is None else info.draft_temperature
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
+
+
+def find_drafter(
+    draft: Drafter | str | None,
+    tokenizer: Any,
+    *,
+    width: int,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> Drafter | None:
+    """Return the drafter that is meant: of a model by hub id or folder, "prompt-lookup", or the object itself.
+
+    Raises:
+        ValueError: see `load_drafter`.
+    """
+    if not isinstance(draft, str):
+        return draft
+    if draft == PROMPT_LOOKUP:
+        return PromptLookupDrafter()
+    return load_drafter(draft, tokenizer, width=width, device=device, dtype=dtype)
+
+
+def draft_model(drafter: Drafter | None) -> Any:
+    """Return the model that drafts, or None where none does."""
+    return drafter.cached.model if isinstance(drafter, ModelDrafter) else None
 
 
 def load_lookahead(

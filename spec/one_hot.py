@@ -27,9 +27,19 @@ class OneHot:
         row, token = place
         return 1.0 if self.tokens[row] == token else 0.0
 
+    def only(self, row: int) -> OneHot:
+        """Return one row, [1, V]."""
+        return OneHot([self.tokens[row]], self.width)
+
 
 Laws = torch.Tensor | OneHot
 """N laws over V tokens: probabilities [N, V], or the tokens of one-hot ones."""
+
+
+def dense_row(laws: Laws, row: int, like: torch.Tensor) -> torch.Tensor:
+    """Return one of the laws as probabilities [V], of the dtype and on the device of `like`."""
+    one = laws[row : row + 1] if isinstance(laws, torch.Tensor) else laws.only(row)
+    return dense(one, like)[0]
 
 
 def dense(laws: Laws, like: torch.Tensor | None = None) -> torch.Tensor:

@@ -51,6 +51,7 @@ class LookaheadPolicy(Protocol):
     """
 
     gamma_max: int  # never asks for more than this; sizes the buffers
+    reads_logits: bool  # decides by draft logits: a drafter that has none is refused
 
     def begin_request(self, params: SamplingParams) -> None:
         """A new request starts."""
@@ -59,7 +60,10 @@ class LookaheadPolicy(Protocol):
         """Return the cap for this round: 0 (decode plainly) to `start.gamma_limit`."""
 
     def wants_step(self, depth: int) -> bool:
-        """Run the draft forward that gives the distribution of drafted token `depth` (from 1)?"""
+        """Run the draft forward that gives the distribution of drafted token `depth` (from 1)?
+
+        Where there is no such forward: draft the token? `wants_token` is not asked then.
+        """
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         """Draw drafted token `depth` from the distribution just computed?
@@ -95,6 +99,8 @@ def ask_gamma(policy: LookaheadPolicy, context_length: int, gamma_limit: int) ->
 
 class FixedLookahead:
     """Drafts `gamma` tokens in every round; γ = 0 is plain decoding."""
+
+    reads_logits = False
 
     def __init__(self, gamma: int) -> None:
         check_integer("gamma", gamma, low=0)

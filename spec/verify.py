@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .draws import Draws, drawn
-from .one_hot import Laws, OneHot, dense
+from .one_hot import Laws, OneHot, dense_row
 
 
 def verify(
@@ -52,7 +52,7 @@ def _last_token(target_probs: Laws, draft_probs: Laws, accepted: int, draws: Dra
     if isinstance(target_probs, OneHot) or accepted == draft_probs.shape[0]:
         return drawn(target_probs, accepted, draws)  # what is left of a one-hot law is the law
     law = target_probs[accepted]  # [V]
-    return draws.token(residual(law, dense(draft_probs, like=law)[accepted]))
+    return draws.token(residual(law, dense_row(draft_probs, accepted, like=law)))
 
 
 def residual(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ from foredraft.spec import (
     LookaheadPolicy,
     ModelDrafter,
     Processor,
+    PromptLookupDrafter,
     Proposal,
     RoundOutcome,
     RoundStart,
@@ -179,18 +180,18 @@ def reference_law(
     return logits.softmax(-1)[0]
 
 
-def target_law(params: SamplingParams) -> Law:
+def target_law(params: SamplingParams, prompt: tuple[int, ...] = (0,)) -> Law:
     """The law of whole sequences from the table and transformers' own processors."""
-    law: Law = {(0,): 1.0}
-    for position in range(LENGTH):
-        law = {
-            (*sequence, token): weight * p
-            for sequence, weight in law.items()
-            for token, p in enumerate(
-                reference_law(params, TARGET.table[position, sequence[-1]], sequence).tolist()
-            )
-            if p > 0
-        }
+    law: Law = {prompt: 1.0}
+    for position in range(len(prompt) - 1, len(prompt) - 1 + LENGTH):
+        longer: Law = {}
+        for sequence, weight in law.items():
+            logits = TARGET.table[position, sequence[-1]]
+            probs = reference_law(params, logits, sequence, prompt=len(prompt))
+            for token, p in enumerate(probs.tolist()):
+                if p > 0:
+                    longer[(*sequence, token)] = weight * p
+        law = longer
     return law
 
 
@@ -200,11 +201,12 @@ def round_by_round_law(
     drafter: Drafter,
     target: TableLM = TARGET,
     length: int = LENGTH,
+    prompt: tuple[int, ...] = (0,),
 ) -> Law:
     """The law of whole sequences, each round enumerated from each prefix: for policies without memory."""
     model = CachedModel(target, width=4)
-    end = 1 + length
-    partial: Law = {(0,): 1.0}
+    end = len(prompt) + length
+    partial: Law = {prompt: 1.0}
     whole: Law = {}
     while partial:
         tokens, weight = partial.popitem()
@@ -214,7 +216,7 @@ def round_by_round_law(
                 policy.draws = draws
             model.start(tokens, end)
             drafter.reset(end)
-            law = token_law(params, tokens)
+            law = token_law(params, tokens, prompt=len(prompt))
             emitted, _ = decode_round(
                 tokens, model, drafter, policy, law, draws, gamma_limit=end - len(tokens) - 1
             )
@@ -264,6 +266,55 @@ def test_loop_emits_the_targets_law(params: SamplingParams, policy: functools.pa
     drafter = ModelDrafter(DRAFT, width=4)
     law = round_by_round_law(params, policy(), drafter)
     assert largest_difference(law, target_law(params)) < TOLERANCE
+
+
+class CountingLookup(PromptLookupDrafter):
+    """Notes how many tokens it drafted in each round."""
+
+    def __init__(self) -> None:
+        super().__init__(max_ngram=2, min_ngram=1)
+        self.gammas: set[int] = set()
+
+    def propose(self, *asked: Any) -> Proposal:
+        proposal = super().propose(*asked)
+        self.gammas.add(len(proposal.tokens))
+        return proposal
+
+
+LOOKUP_PROMPT = (2, 0, 1, 2)  # a match at once; what follows it is a match or none
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("name", ["γ=2", "coins"])
+def test_prompt_lookup_emits_the_targets_law(params: SamplingParams, name: str) -> None:
+    drafter = CountingLookup()
+    law = round_by_round_law(params, POLICIES[name](), drafter, prompt=LOOKUP_PROMPT)
+    assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) < TOLERANCE
+    assert {1, 2} <= drafter.gammas
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
+def test_prompt_lookup_keeps_the_law_from_round_to_round(temperature: float) -> None:
+    params, drafter = SamplingParams(temperature=temperature), CountingLookup()
+    law = whole_path_law(params, lambda: StatefulPolicy(2), drafter)
+    assert largest_difference(law, target_law(params)) < TOLERANCE
+    assert temperature == 0.0 or {0, 1} <= drafter.gammas
+
+
+class HalfSureLookup(PromptLookupDrafter):
+    """The trap: says that its candidate was drawn from a law that is not one-hot."""
+
+    def propose(self, *asked: Any) -> Proposal:
+        proposal = super().propose(*asked)
+        flat = 0.5 * dense(proposal.probs).double() + 0.125
+        return Proposal(proposal.tokens, flat, proposal.steps)
+
+
+def test_a_lookup_that_reports_another_law_is_caught() -> None:
+    params = SamplingParams()
+    trap = HalfSureLookup(max_ngram=2, min_ngram=1)
+    law = round_by_round_law(params, FixedLookahead(2), trap, prompt=LOOKUP_PROMPT)
+    assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) > 1e-3
 
 
 def adaptive() -> AdaptiveLookahead:

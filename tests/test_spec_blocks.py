@@ -27,6 +27,7 @@ class PointMass:
     """Proposes one fixed choice of the target's ranking, as a point mass: q is one-hot."""
 
     context = 8
+    gives_logits = False
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
@@ -14,6 +16,7 @@ from foredraft.spec import (
     FixedLookahead,
     GeneratorDraws,
     ModelDrafter,
+    PromptLookupDrafter,
     RoundStart,
     SamplingParams,
     SpeculativeDecoder,
@@ -117,6 +120,38 @@ def test_a_round_reads_only_what_is_new(name: str) -> None:
     # The rounds differ in what was accepted, so their calls are compared as sets of a few.
     most = {length: max(calls for _, calls in rounds) for length, rounds in work.items()}
     assert most[5000] <= 1.25 * most[100]
+
+
+def test_a_lookup_costs_the_same_in_1k_and_in_32k_tokens() -> None:
+    work: dict[int, list[tuple[int, int]]] = {}
+    for length in (1_000, 32_000):
+        choice = random.Random(0)
+        tokens = CountingList(choice.randrange(50) for _ in range(length))
+        drafter, law = PromptLookupDrafter(max_ngram=5, min_ngram=1), law_of_width(50)
+        drafter.reset(length + 100)
+        run = functools.partial(
+            drafter.propose, tokens, 8, FixedLookahead(8), law, GeneratorDraws(0)
+        )
+        run()  # the index reads the prompt
+        work[length] = []
+        for emitted in (1, 2, 5, 9) * 3:
+            for _ in range(emitted):
+                tokens.append(choice.randrange(50))
+            tokens.read = 0
+            calls = calls_of(run)
+            drafter.roll_back(len(tokens))
+            work[length].append((tokens.read, calls))
+        assert len(run().tokens) == 8
+    # Matches found for a token differ between the two, and each is a call: not more than n of them.
+    for (few, cheap), (many, dear) in zip(work[1_000], work[32_000], strict=True):
+        assert few == many <= 9
+        assert dear <= cheap + 5 * many
+
+
+def law_of_width(width: int) -> TokenLaw:
+    return TokenLaw(
+        SamplingParams(), [0], width=width, eos_token_ids=[], device=torch.device("cpu")
+    )
 
 
 class Watching(FixedLookahead):

@@ -1,0 +1,58 @@
+"""Where the end of a sequence stood before: the last place of every n-gram, kept as tokens are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An earlier occurrence of the last tokens of a sequence: the longest, and of those the latest."""
+
+    length: int  # tokens that are the same
+    count: int  # earlier occurrences of them
+    follows: int  # position of the token after it
+
+
+class NgramIndex:
+    """The n-grams of a sequence that grows, each with the place of its last occurrence.
+
+    A token costs a look and an entry for each n, whatever the length of the sequence before it.
+    """
+
+    def __init__(self, max_ngram: int, min_ngram: int) -> None:
+        """Start an empty sequence whose matches are of `min_ngram` to `max_ngram` tokens."""
+        self.tokens: list[int] = []
+        self.match: Match | None = None  # of the last tokens
+        self._sizes = range(min_ngram, max_ngram + 1)
+        self._seen: dict[tuple[int, ...], tuple[int, int]] = {}  # where it ended, how often
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Add tokens to the sequence's end."""
+        for token in tokens:
+            self.tokens.append(token)
+            self._index_end()
+
+    def following(self, drafted: Sequence[int]) -> int:
+        """Return what came, after the match, where the token after the sequence and `drafted` would come.
+
+        Where that lies beyond the sequence it is one of `drafted`: what repeats is taken to go on repeating.
+        """
+        assert self.match is not None, "there is no match to follow"
+        at = self.match.follows + len(drafted)
+        beyond = at - len(self.tokens)
+        return self.tokens[at] if beyond < 0 else drafted[beyond]
+
+    def _index_end(self) -> None:
+        """Look up every n-gram that ends with the last token, then enter it."""
+        end = len(self.tokens)
+        self.match = None
+        for size in self._sizes:
+            if size > end:
+                break
+            ngram = tuple(self.tokens[-size:])
+            follows, count = self._seen.get(ngram, (0, 0))
+            if count:
+                self.match = Match(size, count, follows)
+            self._seen[ngram] = end, count + 1
