@@ -20,7 +20,7 @@ class AdaptiveConfig:
     """ε: all requests may take (1 + ε) times what plain decoding would have taken …"""
     slowdown_budget: float = 2.0
     """… and this many plain steps more, once for all of them …"""
-    slowdown_credit: float = 6.0
+    slowdown_credit: float = 2.0
     """… and a request as many as earlier ones have saved, but no more than this."""
     probe_share: float = 0.01
     """Most of the time that probes may cost while γ = 0 is the best choice."""

@@ -1,9 +1,10 @@
 """The latency table as it is now: measured once, corrected by what rounds take.
 
 Log seconds of each part are the table's, plus how slow the machine is at the moment (shared by all
-parts, drifts quickly), plus how the part differs (drifts slowly). A Kalman filter keeps the two
-apart, so a busy machine seen in one kind of round moves the estimates of all kinds, plain decoding
-included.
+parts, drifts quickly), plus how the part differs (drifts slowly; lengths of verify mostly together, as one
+model runs them all). A Kalman filter keeps them apart, so a busy machine seen in one kind of round moves
+the estimates of all kinds, plain decoding included, and a length that is not played is not left behind by
+those that are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .economics import RoundCosts
 NOISE = 0.15**2  # variance of log seconds between equal rounds
 SHARED_START, SHARED_DRIFT = 0.2**2, 0.02**2  # of the machine's slowness; drift per round
 PART_START, PART_DRIFT = 0.1**2, 0.003**2  # of a part's own deviation
+TOGETHER = 0.8  # correlation of the deviations of verify's lengths
 OUTLIER = 3.0  # standard deviations; a spike counts no more
 OVERHEAD_GAIN = 0.05
 BEHIND_MAX = 2  # tokens that a draft step takes in without counting as catching up
@@ -32,8 +34,8 @@ class OnlineCosts:
         self._table = table
         parts = 2 + len(table.verify)  # the machine, the draft step, verify of 1, 2, …
         self._state = np.zeros(parts)  # logs
-        self._covariance = np.diag([SHARED_START] + [PART_START] * (parts - 1))
-        self._drift = np.array([SHARED_DRIFT] + [PART_DRIFT] * (parts - 1))
+        self._covariance = _variances(parts, SHARED_START, PART_START)
+        self._drift = _variances(parts, SHARED_DRIFT, PART_DRIFT)
         self._overheads = [table.plain_overhead, table.round_overhead]
         self._current = table
         self._catch_up = CATCH_UP * table.draft_step  # seconds a token
@@ -54,7 +56,7 @@ class OnlineCosts:
             behind: tokens the first draft step had to take in, many after plain rounds; None: the
                 prompt, whose time says nothing of a step.
         """
-        np.einsum("ii->i", self._covariance)[...] += self._drift
+        self._covariance += self._drift
         self._correct(
             1 + outcome.drafted + 1, outcome.verify_seconds, self._table.verify[outcome.drafted]
         )
@@ -104,3 +106,13 @@ class OnlineCosts:
             plain_overhead=self._overheads[0],
             round_overhead=self._overheads[1],
         )
+
+
+def _variances(
+    parts: int, shared: float, part: float
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return the covariance of the machine, the draft step and verify's lengths: [parts, parts]."""
+    matrix = np.diag([shared] + [part] * (parts - 1))
+    verify = matrix[2:, 2:]
+    verify += TOGETHER * part * (1.0 - np.eye(len(verify)))
+    return matrix

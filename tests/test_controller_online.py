@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,18 @@ def test_a_part_that_differs_from_the_table_is_told_from_a_slow_machine() -> Non
         costs.observe(outcome(number % 4, 0, dearer), behind=1)
     assert costs.current.draft_step == pytest.approx(0.02, rel=0.1)
     assert costs.current.verify == pytest.approx(COSTS.verify, rel=0.1)
+
+
+def test_a_length_that_is_not_played_follows_those_that_are() -> None:
+    """Verify became faster and the draft did not: γ = 1, never played, stayed dear and γ = 2 was played for good."""
+    costs = OnlineCosts(COSTS)
+    faster = replace(COSTS, verify=tuple(0.85 * seconds for seconds in COSTS.verify))
+    for _ in range(60):
+        costs.observe(outcome(0, 0, faster), behind=1)
+        costs.observe(outcome(2, 1, faster), behind=1)
+    now = costs.current
+    assert now.verify[1] == pytest.approx(faster.verify[1], rel=0.04)
+    assert now.draft_step == pytest.approx(faster.draft_step, rel=0.04)
 
 
 def test_a_spike_and_a_catch_up_barely_move_the_costs() -> None:
