@@ -45,9 +45,7 @@ def repeating_prompts() -> list[list[int]]:
 def propose(
     drafter: PromptLookupDrafter, tokens: list[int], gamma: int = 4, width: int = 9
 ) -> Proposal:
-    law = TokenLaw(
-        SamplingParams(), [0], width=width, eos_token_ids=[], device=torch.device("cpu")
-    )
+    law = TokenLaw(SamplingParams(), [0], width=width, eos_token_ids=[], device=torch.device("cpu"))
     return drafter.propose(tokens, gamma, FixedLookahead(gamma), law, GeneratorDraws(0))
 
 
@@ -172,7 +170,9 @@ def test_the_policy_cuts_a_draft_short() -> None:
 
 
 def test_where_nothing_repeats_all_rounds_are_plain() -> None:
-    decoder = SpeculativeDecoder(build("llama"), None, PromptLookupDrafter(max_ngram=30, min_ngram=30))
+    decoder = SpeculativeDecoder(
+        build("llama"), None, PromptLookupDrafter(max_ngram=30, min_ngram=30)
+    )
     stats = decoder.generate(random_prompts(9), greedy(max_tokens=12))[0].stats
     assert (stats.rounds, stats.drafted, stats.gammas) == (12, 0, {0: 12})
     assert stats.acceptance_rate is None
@@ -225,7 +225,9 @@ def test_b09_nothing_is_drafted_beyond_the_limit() -> None:
 def test_a_policy_that_reads_logits_is_refused() -> None:
     costs = RoundCosts(draft_step=0.1, verify=(1.0, 1.05, 1.1))
     adaptive = AdaptiveLookahead(predictor(), latency_table(costs), gamma_max=2)
-    message = r"AdaptiveLookahead\(gamma_max=2\) decides by a draft model's logits, and PromptLookup"
+    message = (
+        r"AdaptiveLookahead\(gamma_max=2\) decides by a draft model's logits, and PromptLookup"
+    )
     model = tiny_llama()
     with pytest.raises(ValueError, match=message):
         SpeculativeDecoder(model, None, EAGER, adaptive)
