@@ -24,9 +24,14 @@ class NgramIndex:
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         """Start an empty sequence whose matches are of `min_ngram` to `max_ngram` tokens."""
         self.tokens: list[int] = []
-        self.match: Match | None = None  # of the last tokens
         self._sizes = range(min_ngram, max_ngram + 1)
         self._seen: dict[tuple[int, ...], tuple[int, int]] = {}  # where it ended, how often
+        self._found = 0, 0, 0  # the fields of the match of the last tokens; of length 0: none
+
+    @property
+    def match(self) -> Match | None:
+        """The match of the last tokens."""
+        return Match(*self._found) if self._found[0] else None
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens to the sequence's end."""
@@ -39,20 +44,21 @@ class NgramIndex:
 
         Where that lies beyond the sequence it is one of `drafted`: what repeats is taken to go on repeating.
         """
-        assert self.match is not None, "there is no match to follow"
-        at = self.match.follows + len(drafted)
+        length, _, follows = self._found
+        assert length, "there is no match to follow"
+        at = follows + len(drafted)
         beyond = at - len(self.tokens)
         return self.tokens[at] if beyond < 0 else drafted[beyond]
 
     def _index_end(self) -> None:
         """Look up every n-gram that ends with the last token, then enter it."""
         end = len(self.tokens)
-        self.match = None
+        self._found = 0, 0, 0
         for size in self._sizes:
             if size > end:
                 break
             ngram = tuple(self.tokens[-size:])
             follows, count = self._seen.get(ngram, (0, 0))
             if count:
-                self.match = Match(size, count, follows)
+                self._found = size, count, follows
             self._seen[ngram] = end, count + 1

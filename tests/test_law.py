@@ -290,7 +290,7 @@ def test_prompt_lookup_emits_the_targets_law(params: SamplingParams, name: str) 
     drafter = CountingLookup()
     law = round_by_round_law(params, POLICIES[name](), drafter, prompt=LOOKUP_PROMPT)
     assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) < TOLERANCE
-    assert {1, 2} <= drafter.gammas
+    assert 2 in drafter.gammas
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])

@@ -142,10 +142,8 @@ def test_a_lookup_costs_the_same_in_1k_and_in_32k_tokens() -> None:
             drafter.roll_back(len(tokens))
             work[length].append((tokens.read, calls))
         assert len(run().tokens) == 8
-    # Matches found for a token differ between the two, and each is a call: not more than n of them.
-    for (few, cheap), (many, dear) in zip(work[1_000], work[32_000], strict=True):
-        assert few == many <= 9
-        assert dear <= cheap + 5 * many
+    assert work[32_000] == work[1_000]
+    assert max(read for read, _ in work[32_000]) == 9
 
 
 def law_of_width(width: int) -> TokenLaw:
