@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,8 @@ def test_chunks_take_a_fraction_of_the_memory_of_all_logits(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("field", ["tokens", "dense_tokens", "chunk_tokens", "repeats"])
 def test_a_bad_field_is_named(field: str) -> None:
+    bad: dict[str, Any] = {field: 0}
     with pytest.raises(ValueError, match=f"^{field} must be at least 1, got 0"):
-        LossBenchmark(**{field: 0})
+        LossBenchmark(**bad)
     with pytest.raises(ValueError, match="loss must be one of kl"):
         LossBenchmark(loss="js")
