@@ -30,7 +30,10 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "verify": (VerifyCommand, "verifying", "run_verify"),
     "export": (ExportCommand, "commands", "run_export"),
 }
-POSITIONAL = {"verify": "draft", "export": "draft"}  # command -> the field that is given without a flag
+POSITIONAL = {
+    "verify": "draft",
+    "export": "draft",
+}  # command -> the field that is given without a flag
 
 
 def make_parser() -> jsonargparse.ArgumentParser:

@@ -22,7 +22,9 @@ KEPT = torch.tensor([*range(0, 200), 257])
 
 
 def write_draft(folder: Path, draft: Any, *, kept: torch.Tensor | None = KEPT) -> Path:
-    draft.generation_config = GenerationConfig(eos_token_id=[257, 256], temperature=0.6, do_sample=True)
+    draft.generation_config = GenerationConfig(
+        eos_token_id=[257, 256], temperature=0.6, do_sample=True
+    )
     draft.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     DraftInfo(
@@ -62,13 +64,26 @@ def test_an_exported_folder_is_plain_and_equal(tmp_path: Path, tied: bool, dtype
     assert torch.equal(drafter.kept, KEPT)
 
 
-def test_a_head_that_the_config_wrongly_calls_tied_is_refused(tmp_path: Path) -> None:
-    source = write_draft(tmp_path / "a", tiny_llama())
+def test_a_head_of_its_own_is_never_called_tied(tmp_path: Path) -> None:
+    """transformers notices that it differs; an engine that obeys the config would drop it."""
+    draft = tiny_llama()
+    source = write_draft(tmp_path / "a", draft)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    with pytest.raises(ValueError, match=r"lm_head\.weight|differs|tie_word_embeddings"):
+    folder = export_draft(source, tmp_path / "b")
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+    head = AutoModelForCausalLM.from_pretrained(folder).get_output_embeddings().weight
+    assert torch.equal(head, draft.get_output_embeddings().weight)
+
+
+def test_a_head_that_is_missing_is_not_made_up(tmp_path: Path) -> None:
+    """A tied model whose config says untied: loading draws a head at random."""
+    source = write_draft(tmp_path / "a", tiny_llama(tie_word_embeddings=True))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=r"its files have no lm_head\.weight"):
         export_draft(source, tmp_path / "b")
-    assert not (tmp_path / "b").exists()
+    assert not list(tmp_path.glob("*b*"))
 
 
 def test_the_card_has_the_figures_of_foredraft_json_and_no_others(tmp_path: Path) -> None:

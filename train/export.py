@@ -72,6 +72,8 @@ def export_draft(
     kept = None if info is None else load_kept_tokens(folder, info)
     model = load_causal_lm(str(folder), dtype=dtype)
     _check_loaded(folder, model)
+    # transformers unties a head that differs, whatever the config says; other engines obey the config.
+    model.config.tie_word_embeddings = _is_tied(model)
     rows = load_held_out(folder)
     metrics = {}
     if target is not None:
@@ -99,15 +101,18 @@ def export_draft(
 
 
 def _check_loaded(folder: Path, model: Any) -> None:
-    """Raise where loading lost a weight of the folder: a head of its own that config.json calls tied."""
+    """Raise where what was loaded is not what the folder holds: a head that is missing is made of noise."""
     state = model.state_dict()
+    found = set()
     for name, saved in _saved_weights(folder):
+        found.add(name)
         loaded = state.get(name)
         if loaded is not None and not torch.equal(saved.to(loaded.dtype), loaded):
-            raise ValueError(
-                f"{folder}: {name} in the file is not the {name} that loads from it; "
-                f"is tie_word_embeddings = {model.config.tie_word_embeddings} in config.json right?"
-            )
+            raise ValueError(f"{folder}: {name} in its files is not the {name} that loads from it")
+    shared = {weight.data_ptr() for name, weight in state.items() if name in found}
+    missing = [name for name, weight in state.items() if weight.data_ptr() not in shared]
+    if found and missing:  # none found: in another format, which loads as it is
+        raise ValueError(f"{folder}: its files have no {', '.join(missing)}")
 
 
 def _check_written(folder: Path, model: Any) -> None:
