@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -267,13 +268,32 @@ def test_tested_positions_are_those_of_the_answer(target: Any) -> None:
         assert inside - set(places) <= bonus
 
 
-def test_a_verifier_that_accepts_too_often_surprises(target: Any) -> None:
-    traced = decode_traced(make_decoder(target, None), PROMPTS, gamma=3, max_tokens=40, seed=0)
-    assert abs(surprise(traced)[2]) < 3
+def test_a_verifier_that_accepts_too_often_is_found(target: Any) -> None:
+    draft = noisy_copy(target, scale=0.3)
+    decoder = make_decoder(target, None, draft=draft)
+    traced = decode_traced(decoder, PROMPTS, gamma=3, max_tokens=30, seed=0)
+    accepted, expected, chance = surprise(traced, false_alarms=1e-4)
+    assert abs(accepted - expected) < chance
     always = [
         Traced(one.example, [replace(row, accepted=True) for row in one.tested]) for one in traced
     ]
-    assert surprise(always)[2] > 4
+    accepted, expected, chance = surprise(always, false_alarms=1e-4)
+    assert accepted - expected > chance
+
+
+def test_the_bound_of_chance_is_one_and_not_far_from_the_normal_one(target: Any) -> None:
+    """Against the exact law of a sum of 400 draws of probability 0.7, and of 3 of probability 0.99."""
+    for count, alpha in ((400, 0.7), (3, 0.99)):
+        row = decode_traced(make_decoder(target, None), PROMPTS[:1], gamma=1, max_tokens=3, seed=0)
+        rows = [replace(row[0].tested[0], acceptance_prob=alpha)] * count
+        _, expected, bound = surprise([Traced(row[0].example, rows)], false_alarms=1e-3)
+        law = [
+            math.comb(count, hits) * alpha**hits * (1 - alpha) ** (count - hits)
+            for hits in range(count + 1)
+        ]
+        outside = sum(p for hits, p in enumerate(law) if abs(hits - expected) > bound)
+        assert outside < 1e-3
+        assert bound < 5.5 * math.sqrt(count * alpha * (1 - alpha)) + 6
 
 
 def test_transformers_accepts_what_our_loop_accepts(target: Any) -> None:

@@ -1,4 +1,4 @@
-"""The statistics of the parity gate: pairs at the same positions, intervals by prompt, surprise."""
+"""The statistics of the parity gate: pairs at the same positions, intervals by prompt, bounds of chance."""
 
 from __future__ import annotations
 
@@ -49,19 +49,22 @@ def standard_error(parts: Sequence[torch.Tensor]) -> float:
     return float(_resampled(parts).std())
 
 
-def surprise(traced: Sequence[Traced]) -> tuple[int, float, float]:
-    """Return how many tested tokens were accepted, how many were expected, and the difference in σ.
+def surprise(traced: Sequence[Traced], *, false_alarms: float) -> tuple[int, float, float]:
+    """Return how many tested tokens were accepted, how many were expected, and how far off may be chance.
 
-    Whether a token is accepted has probability α given all before it, so the sum of (accepted − α) is
-    a martingale, of variance Σ α(1 − α).
+    Whether a token is accepted has probability α given all before it, so accepted − Σ α is a martingale
+    of steps below 1 and variance V = Σ α(1 − α): it is off by t or more with a probability of at most
+    2·exp(−t² / (2V + 2t/3)) (Freedman 1975), however few tokens there are.
+
+    Args:
+        false_alarms: the probability that it is off by more than what is returned.
     """
     rows = [row for one in traced for row in one.tested]
     accepted = sum(row.accepted for row in rows)
     expected = sum(row.acceptance_prob for row in rows)
-    # A sure draw may round a little off 1: no variance, and no surprise.
-    variance = sum(max(0.0, row.acceptance_prob * (1 - row.acceptance_prob)) for row in rows)
-    off = accepted - expected
-    return accepted, expected, off / math.sqrt(variance) if variance > 1e-6 else round(off, 3)
+    variance = sum(row.acceptance_prob * max(0.0, 1 - row.acceptance_prob) for row in rows)
+    third = math.log(2 / false_alarms) / 3
+    return accepted, expected, third + math.sqrt(third * third + 6 * third * variance)
 
 
 def _resampled(parts: Sequence[torch.Tensor]) -> np.ndarray:
