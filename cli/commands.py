@@ -20,10 +20,11 @@ from ..spec import (
 )
 from ..train import DistillConfig
 from ..train.__main__ import run as train
+from ..train.export import export_draft
 from . import fitting
 from .bar import Bar
 from .comparing import compare, interleave_domains, make_arms
-from .config import CompareCommand, CorpusCommand, FitCommand, GenerateCommand
+from .config import CompareCommand, CorpusCommand, ExportCommand, FitCommand, GenerateCommand
 from .machine import describe_draft, describe_run
 from .packaged import resolve_target
 from .report_html import write_report
@@ -161,3 +162,21 @@ def run_generate(config: GenerateCommand) -> None:
     for piece in decoder.stream(prompt, params):
         print(piece, end="", flush=True)
     print()
+
+
+def run_export(config: ExportCommand) -> None:
+    """`foredraft export`"""
+    settle_cpu()
+    target = tokenizer = None
+    if config.target is not None:
+        name = resolve_target(config.target)
+        target, tokenizer = load_causal_lm(name), load_tokenizer(name)
+    folder = export_draft(
+        config.draft,
+        config.output,
+        dtype=config.dtype,
+        held_out=config.held_out,
+        target=target,
+        tokenizer=tokenizer,
+    )
+    print(f"{folder}: see its README.md")

@@ -139,6 +139,57 @@ class GenerateCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyCommand:
+    """The parity gate: is a draft's α in training its α in the folder, in our loop and in transformers?
+
+    Exits with 1 where a line fails.
+    """
+
+    draft: str
+    """Folder of the draft."""
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    prompts: str = "shipped"
+    """"shipped", a .jsonl file, a folder of them, or a datasets id; split "test" is used."""
+    domains: tuple[str, ...] = ENGLISH
+    """Domains of the prompts."""
+    prompts_per_domain: int = 2
+    """Prompts of each domain, each decoded three times."""
+    max_tokens: int = 48
+    """Most tokens of an answer."""
+    gamma: int = 4
+    """Tokens drafted in every round."""
+    seed: int = 0
+    """Seeds the sampled answers."""
+    device: str = "cpu"
+    """Device of both models."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+    def __post_init__(self) -> None:
+        check_integer("prompts_per_domain", self.prompts_per_domain, low=1)
+        check_integer("max_tokens", self.max_tokens, low=2)
+        check_integer("gamma", self.gamma, low=1)
+        check_integer("seed", self.seed, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportCommand:
+    """Write a draft as a plain transformers folder for any engine, with a model card."""
+
+    draft: str
+    """Folder of the draft."""
+    output: str
+    """New folder."""
+    target: str | None = None
+    """The target: α of what is exported is measured on the held-out rows. None: it is not."""
+    held_out: bool = True
+    """Also write the held-out rows, for `verify`; false where the text of your corpus is private."""
+    dtype: str = "float32"
+    """Of the weights: float32, bfloat16 or float16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoCommand:
     """The whole idea on a real model: corpus, distilled draft, learned lookahead, measured speedup.
 

@@ -13,8 +13,10 @@ from .config import (
     CompareCommand,
     CorpusCommand,
     DemoCommand,
+    ExportCommand,
     FitCommand,
     GenerateCommand,
+    VerifyCommand,
 )
 
 # name -> (settings, module and function that does it; imported only when asked for)
@@ -25,7 +27,13 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "fit": (FitCommand, "commands", "run_fit"),
     "compare": (CompareCommand, "commands", "run_compare"),
     "generate": (GenerateCommand, "commands", "run_generate"),
+    "verify": (VerifyCommand, "verifying", "run_verify"),
+    "export": (ExportCommand, "commands", "run_export"),
 }
+POSITIONAL = {
+    "verify": "draft",
+    "export": "draft",
+}  # command -> the field that is given without a flag
 
 
 def make_parser() -> jsonargparse.ArgumentParser:
@@ -39,13 +47,16 @@ def make_parser() -> jsonargparse.ArgumentParser:
         summary = (settings.__doc__ or "").splitlines()[0]
         one = jsonargparse.ArgumentParser(description=summary)
         one.add_argument("--config", action="config", help="YAML file of the fields below.")
-        one.add_class_arguments(settings)
+        first = POSITIONAL.get(name)
+        if first is not None:
+            one.add_argument(first, help="Folder of the draft.")
+        one.add_class_arguments(settings, skip=set() if first is None else {first})
         commands.add_subcommand(name, one, help=summary)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 2 where the input was wrong."""
+    """Run the command line and return its exit status: 1 where a check failed, 2 where the input was wrong."""
     parser = make_parser()
     values = parser.parse_args(argv).as_dict()
     name = values["command"]
@@ -55,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = settings(**fields)
         run = getattr(importlib.import_module(f".{module}", __package__), function)
-        run(config)
+        status: int | None = run(config)
     except ValueError as error:
         print(f"foredraft {name}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nforedraft {name}: interrupted; the same command goes on", file=sys.stderr)
         return 130
-    return 0
+    return status or 0
 
 
 if __name__ == "__main__":

@@ -9,13 +9,23 @@ if TYPE_CHECKING:
     from .distillation import distill
     from .evaluation import evaluate_draft
     from .loop import DistillResult
+    from .parity import Check, verify_draft
 
-__all__ = ["DistillConfig", "DistillResult", "distill", "evaluate_draft"]
+__all__ = [
+    "Check",
+    "DistillConfig",
+    "DistillResult",
+    "distill",
+    "evaluate_draft",
+    "verify_draft",
+]
 
 _HOMES = {
+    "Check": "parity",
     "DistillResult": "loop",
     "distill": "distillation",
     "evaluate_draft": "evaluation",
+    "verify_draft": "parity",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,9 @@ from transformers.utils import logging as transformers_logging
 
 from ..spec import DraftInfo, save_kept_tokens
 from .alignment import Alignment
+from .batches import Example
 from .draft import Draft
+from .held_out import save_held_out
 
 STATE_FOLDER = "trainer_state"
 ALIGNMENT = "alignment.pt"
@@ -60,12 +62,14 @@ def save_checkpoint(
     rng_states: list[list[torch.Tensor]],
     *,
     keep: int,
+    held_out: Sequence[Example] = (),
 ) -> None:
     """Write the checkpoint of `state.step`, update `latest` and `best`, remove old checkpoints.
 
     Args:
         rng_states: of each process, as `read_rng` gives them.
         keep: newest checkpoints to keep, besides the best.
+        held_out: the rows that `info.metrics` were measured on; `foredraft verify` measures again.
 
     Raises:
         OSError: if it could not be written; earlier checkpoints are untouched.
@@ -74,12 +78,13 @@ def save_checkpoint(
     pending = output / f"{PENDING}{place.name}"
     shutil.rmtree(pending, ignore_errors=True)
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             draft.model.save_pretrained(pending, state_dict=draft.whole_state_dict())
         tokenizer.save_pretrained(pending)
         info.save(pending)
         if draft.kept is not None:
             save_kept_tokens(pending, draft.kept)
+        save_held_out(pending, held_out)
         trainer = pending / STATE_FOLDER
         trainer.mkdir()
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
@@ -145,7 +150,7 @@ def write_rng(states: list[torch.Tensor], device: torch.device) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Keep transformers' bars out of ours while the block runs."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

@@ -59,13 +59,10 @@ def evaluate_draft(
             f"rows must hold at least one response token, got {len(rows)} rows without"
         )
     teacher.check(examples[0])
-    columns = kept
-    if columns is None:
-        columns = torch.arange(min(teacher.width, head_of(draft).weight.shape[0]))
     return evaluate(
         teacher,
         draft,
-        columns,
+        _columns(teacher, draft, kept),
         examples,
         collate=collate_for(draft),
         batch_rows=batch_rows,
@@ -92,17 +89,88 @@ def evaluate(
         collate: makes batches for the draft.
         gather: joins the token tables [N, 4] of all processes along their tokens.
     """
-    target_head = teacher.head.rows(columns)
-    tables = [torch.empty(0, len(METRICS))]
-    with eval_mode(draft):
-        for part in micro_batches(examples, batch_rows):
-            batch = collate(part)
-            table = _token_table(teacher, draft, columns, target_head, part, batch, chunk_tokens)
-            tables.append(table.cpu())
-    table = gather(torch.cat(tables)).double()  # [N, 4]
+    tables = token_tables(
+        teacher,
+        draft,
+        columns,
+        examples,
+        collate=collate,
+        batch_rows=batch_rows,
+        chunk_tokens=chunk_tokens,
+    )
+    table = gather(torch.cat([torch.empty(0, len(METRICS)), *tables.values()])).double()  # [N, 4]
     means = dict(zip(METRICS, table.mean(0).tolist(), strict=True))
     means["alpha_p10"] = table[:, 0].quantile(0.1).item()
     return {f"eval/T1/{name}": value for name, value in means.items()}
+
+
+def token_tables(
+    teacher: Teacher,
+    draft: Any,
+    columns: torch.Tensor,
+    examples: Sequence[Example],
+    *,
+    collate: Collate,
+    batch_rows: int,
+    chunk_tokens: int,
+    draft_temperature: float = 1.0,
+) -> dict[Example, torch.Tensor]:
+    """Return the METRICS of each supervised token of each example: [supervised, 4], on the CPU.
+
+    Args:
+        columns, collate: as for `evaluate`.
+        draft_temperature: divides the draft's logits; the target stays at temperature 1.
+    """
+    target_head = teacher.head.rows(columns)
+    tables: dict[Example, torch.Tensor] = {}
+    with eval_mode(draft):
+        for part in micro_batches(examples, batch_rows):
+            table = _token_table(
+                teacher,
+                draft,
+                columns,
+                target_head,
+                part,
+                collate(part),
+                chunk_tokens,
+                draft_temperature,
+            )
+            sizes = [example.supervised for example in part]
+            tables.update(zip(part, torch.split(table.cpu(), sizes), strict=True))
+    return tables
+
+
+def alphas_of(
+    teacher: Teacher,
+    draft: Any,
+    kept: torch.Tensor | None,
+    examples: Sequence[Example],
+    draft_temperature: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return Σ min(p, q) at each supervised token of each example: [supervised] each, float64.
+
+    Args:
+        kept: [V_draft], the target token of each row of a cut head; None: a whole head.
+        draft_temperature: as for `token_tables`.
+    """
+    tables = token_tables(
+        teacher,
+        draft,
+        _columns(teacher, draft, kept),
+        examples,
+        collate=collate_for(draft),
+        batch_rows=8,
+        chunk_tokens=1024,
+        draft_temperature=draft_temperature,
+    )
+    return [tables[example][:, 0].double() for example in examples]
+
+
+def _columns(teacher: Teacher, draft: Any, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return the tokens [V_draft] that the draft can propose."""
+    if kept is not None:
+        return kept
+    return torch.arange(min(teacher.width, head_of(draft).weight.shape[0]))
 
 
 @torch.no_grad()
@@ -114,6 +182,7 @@ def _token_table(
     examples: Sequence[Example],
     batch: Batch,  # of the examples
     chunk_tokens: int,
+    draft_temperature: float,
 ) -> torch.Tensor:
     """Return the metrics of each supervised token: [N, 4]."""
     draft_hidden = supervised_states(draft, batch)  # [N, d]
@@ -125,7 +194,7 @@ def _token_table(
     for start in range(0, len(draft_hidden), chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         target_logits = target_head.logits(target_hidden[chunk])  # [n, V_draft]
-        draft_logits = draft_head.logits(draft_hidden[chunk])  # [n, V_draft]
+        draft_logits = draft_head.logits(draft_hidden[chunk]) / draft_temperature  # [n, V_draft]
         target_probs = (target_logits - log_sums[chunk, None]).exp()  # of the whole law
         draft_probs = draft_logits.softmax(-1)
         tables.append(

@@ -255,6 +255,7 @@ class Run:
                 self.optimizer.state_dict(),
                 rng_states,
                 keep=self.config.keep,
+                held_out=self.corpus.dev.examples,
             )
         accelerator.wait_for_everyone()
 

@@ -1,0 +1,50 @@
+"""The held-out rows that a checkpoint's metrics were measured on, kept in its folder.
+
+Whoever has the folder and the target can measure the same figures again (`foredraft verify`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ..data.files import write_lines
+from .batches import Example
+
+FILE = "held_out.jsonl"
+
+
+def save_held_out(folder: str | Path, examples: Sequence[Example]) -> None:
+    """Write `held_out.jsonl`, a row an example: its tokens, and how many of the last are supervised."""
+    if not examples:
+        return
+    rows = [
+        {"row_id": one.row_id, "tokens": one.tokens.tolist(), "supervised": one.supervised}
+        for one in examples
+    ]
+    write_lines(Path(folder) / FILE, rows)
+
+
+def load_held_out(folder: str | Path) -> list[Example]:
+    """Return the examples in the order of the file; none where the folder has no such file.
+
+    Raises:
+        ValueError: if the file is broken; names the line.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return []
+    examples = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            one = Example(torch.tensor(row["tokens"]), int(row["supervised"]), row["row_id"])
+            if one.tokens.ndim != 1 or not 0 < one.supervised < len(one.tokens):
+                raise ValueError(f"{one.supervised} supervised of {len(one.tokens)} tokens")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: not a held-out row: {error!r}") from error
+        examples.append(one)
+    return examples
