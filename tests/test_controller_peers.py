@@ -95,7 +95,7 @@ def test_the_schedule_stays_in_its_range() -> None:
     assert policy.gamma == 1
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.4, 0.9])
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.9])
 def test_confidence_stops_where_transformers_stops(threshold: float) -> None:
     """Greedy: each drafted token is the likeliest one; its last criterion says when drafting ends."""
     generator = torch.Generator().manual_seed(3)
@@ -115,29 +115,27 @@ def test_confidence_stops_where_transformers_stops(threshold: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "unsure_at_most"),
+    "make",
     [
-        (lambda: ConfidenceThreshold(0.4, gamma_max=5), 1),
-        (lambda: EntropyBound(1.0, gamma_max=5), 1),
-        (lambda: SurvivalThreshold(predictor(), 0.3, gamma_max=5), 1),
+        lambda: ConfidenceThreshold(0.6, gamma_max=5),
+        lambda: EntropyBound(1.0, gamma_max=5),
+        lambda: SurvivalThreshold(predictor(), 0.3, gamma_max=5),
     ],
     ids=["confidence", "entropy", "survival"],
 )
-def test_an_unsure_look_is_the_last(
-    make: Callable[[], LookaheadPolicy], unsure_at_most: int
-) -> None:
+def test_an_unsure_look_is_the_last(make: Callable[[], LookaheadPolicy]) -> None:
     """Its token is drawn, verified, and nothing is drafted after it; the next round starts anew."""
     policy = make()
     policy.begin_request(GREEDY)
     assert drafted(policy, [SURE] * 5) == 5
     assert drafted(policy, [SURE, SURE, UNSURE, SURE, SURE]) == 3
-    assert drafted(policy, [UNSURE] * 5) == unsure_at_most
+    assert drafted(policy, [UNSURE] * 5) == 1
     assert drafted(policy, [SURE] * 5, limit=2) == 2
 
 
 def test_survival_is_a_product_of_chances() -> None:
     """Looks of which none would stop drafting alone do so together, at the depth of the formula."""
-    look = 44
+    look = 38
     chances = []
     policy = SurvivalThreshold(predictor(), 0.4, gamma_max=8)
     policy.begin_request(GREEDY)
@@ -178,7 +176,7 @@ def test_the_bandit_forgets() -> None:
     """The other γ becomes the better one; without forgetting 2,000 rounds would outweigh the change."""
 
     def last_choices(half_life: float) -> list[int]:
-        bandit, chosen = GammaBandit((0, 2), half_life_rounds=half_life), []
+        bandit, chosen = GammaBandit((0, 2), exploration=0.05, half_life_rounds=half_life), []
         for number in range(2300):
             gamma = bandit.begin_round(RoundStart(context_length=9, gamma_limit=9))
             good = 2 if number < 2000 else 0
