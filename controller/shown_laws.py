@@ -52,7 +52,9 @@ def _rest(
     wanted = (entropy + top1_logprob) * total - second * margin  # D
     least = max(rest * math.exp(min(wanted / rest, 40.0)), rest / second)
     count = min(TOKENS_MAX, math.ceil(least) + 1)
-    full = min(int(rest / second), count - 1)  # tokens as likely as the second, with all else in one
+    full = min(
+        int(rest / second), count - 1
+    )  # tokens as likely as the second, with all else in one
     left = rest - full * second
     alike = rest / count
 

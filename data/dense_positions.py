@@ -156,7 +156,12 @@ class _Looks(FixedLookahead):
 
 
 def dense_text(
-    name: str, domain: str, text: WrittenText, chains: Sequence[Chain], drafter: ModelDrafter, gamma: int
+    name: str,
+    domain: str,
+    text: WrittenText,
+    chains: Sequence[Chain],
+    drafter: ModelDrafter,
+    gamma: int,
 ) -> DenseText:
     """Return chains, one for each position, as arrays; Γ = gamma."""
     count = text.length
@@ -215,4 +220,3 @@ class _Memo:
             p = self._text.logits[position][None].to(q).softmax(-1)  # [1, V]
             self._soft[key] = float(acceptance_prob(p, q))
         return self._soft[key]
-

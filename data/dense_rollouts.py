@@ -37,7 +37,9 @@ def together(drafter: ModelDrafter, text: WrittenText, gamma_max: int) -> list[C
     wrong = [place for place in range(places) if base.tokens[place] != text.tokens[place]]
     rollouts = _roll_out(drafter, text, base, wrong, gamma_max)
     return [
-        _assemble(text, base, rollouts, position, min(gamma_max, text.limit(position, drafter.context)))
+        _assemble(
+            text, base, rollouts, position, min(gamma_max, text.limit(position, drafter.context))
+        )
         for position in range(text.length)
     ]
 

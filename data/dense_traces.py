@@ -26,7 +26,15 @@ MANIFEST_FILE = "manifest.json"
 SCHEMA = 1
 LOOKS = ("top1_logprob", "margin", "entropy")  # the fields of Signals
 _TARGET_LOOKS = tuple(f"target_{name}" for name in LOOKS)
-_INTEGERS = ("text", "prompt_length", "width", "position", "token", "gamma_limit", "accepted_length")
+_INTEGERS = (
+    "text",
+    "prompt_length",
+    "width",
+    "position",
+    "token",
+    "gamma_limit",
+    "accepted_length",
+)
 COLUMNS: dict[str, str] = {
     "id": "string",
     "domain": "string",

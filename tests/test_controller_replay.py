@@ -169,9 +169,7 @@ def test_an_unknown_law_is_shown_as_nan() -> None:
 
 @pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
 @pytest.mark.parametrize("gamma", [0, 1, 2, 5])
-def test_the_quick_way_is_the_replay(
-    costs: RoundCosts, gamma: int, texts: list[DenseText]
-) -> None:
+def test_the_quick_way_is_the_replay(costs: RoundCosts, gamma: int, texts: list[DenseText]) -> None:
     quick, run = replay_fixed(texts, costs, gamma), replay(FixedLookahead(gamma), texts, costs)
     assert quick.seconds == pytest.approx(run.seconds, rel=1e-12)
     quick.seconds = run.seconds
@@ -249,11 +247,13 @@ def test_no_sequence_of_gammas_beats_the_oracle(costs: RoundCosts) -> None:
 def test_the_oracle_stops_before_a_step_of_the_stairs() -> None:
     """Three of three would be accepted, but four verified tokens cost more than a round for one."""
     costs = RoundCosts(draft_step=0.01, verify=(1.0, 1.0, 1.0, 3.0))
-    text = script([3, 3, 3, 3, 3, 3], gamma_max=3)
-    assert oracle_gammas(text, costs, 3)[:4] == [2, 2, 2, 2]
     flat = RoundCosts(draft_step=0.01, verify=(1.0,) * 4)
-    assert oracle_gammas(text, flat, 3)[0] in (1, 3)
-    assert replay_oracle([text], flat).rounds == 2
+    text = script([3] * 8, gamma_max=3)
+    assert replay_oracle([text], flat).gammas == {3: 2}
+    run = replay_oracle([text], costs)
+    assert run.seconds == pytest.approx(3.05)  # 3, 3 and 2 tokens
+    assert max(run.gammas) == 2
+    assert oracle_gammas(text, costs, 3)[5] == 2
 
 
 @pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
@@ -267,9 +267,9 @@ def test_no_policy_beats_the_oracle(costs: RoundCosts, texts: list[DenseText]) -
     assert all(run.tokens == sticks.oracle.tokens for run in runs)
     top = sticks.oracle.tokens_per_second
     assert max(run.tokens_per_second for run in runs) <= top * (1 + 1e-12)
-    assert sticks.best_fixed.tokens_per_second >= max(
-        run.tokens_per_second for run in runs[:4]
-    ) * (1 - 1e-12)
+    assert sticks.best_fixed.tokens_per_second >= max(run.tokens_per_second for run in runs[:4]) * (
+        1 - 1e-12
+    )
     assert len({round(run.tokens_per_second, 9) for run in runs}) > 4
     assert sticks.headroom >= 0.0
     if costs is DEAR:

@@ -203,7 +203,7 @@ def test_what_cannot_be_recorded_is_named(decoder: SpeculativeDecoder, tmp_path:
     rows = corpus_rows(decoder.target.model)
     with pytest.raises(ValueError, match="texts must not be empty"):
         record_dense_traces(decoder, [], tmp_path, CONFIG)
-    with pytest.raises(ValueError, match="t0 has temperature 0.7, not 0"):
+    with pytest.raises(ValueError, match=r"t0 has temperature 0\.7, not 0"):
         record_dense_traces(
             decoder, corpus_rows(decoder.target.model, temperature=0.7), tmp_path, CONFIG
         )
