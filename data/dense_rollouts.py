@@ -30,9 +30,9 @@ def draft_chains(drafter: ModelDrafter, text: WrittenText, gamma_max: int) -> li
 def together(drafter: ModelDrafter, text: WrittenText, gamma_max: int) -> list[Chain]:
     """Return the chain of each position, up to rounding those of `one_by_one`."""
     places = min(len(text.tokens), drafter.context - len(text.prompt))
-    drafter.reset(text.end)
     if places < 1:
         return [Chain([], []) for _ in range(text.length)]
+    drafter.cached.reset(len(text.prompt) + places * gamma_max)  # a rollout for each place at most
     base = _on_text(drafter, text, places)
     wrong = [place for place in range(places) if base.tokens[place] != text.tokens[place]]
     rollouts = _roll_out(drafter, text, base, wrong, gamma_max)
@@ -75,7 +75,7 @@ def _roll_out(
         place: min(gamma_max, text.limit(place, drafter.context)) - 1 for place in wrong
     }  # forwards after the wrong token
     rollouts = {place: Chain([], []) for place in wrong}
-    tree = _Tree(drafter, text, sum(max(0, count) for count in steps.values()))
+    tree = _Tree(drafter, len(text.prompt))
     last = {place: base.tokens[place] for place in wrong}
     for depth in range(1, gamma_max):
         alive = [place for place in wrong if steps[place] >= depth]
@@ -92,17 +92,9 @@ def _roll_out(
 class _Tree:
     """Branches off one sequence in a draft's cache: a branch sees the sequence up to its root and itself."""
 
-    def __init__(self, drafter: ModelDrafter, text: WrittenText, nodes: int) -> None:
-        """Cover the text and leave room for the nodes.
-
-        Args:
-            nodes: most tokens on all branches.
-        """
-        self._cached, self._prompt = drafter.cached, len(text.prompt)
-        sequence = text.sequence[: max(1, min(len(text.sequence), drafter.context))]
-        self._cached.reset(len(sequence) + nodes)
-        if nodes:
-            self._cached.advance(sequence)
+    def __init__(self, drafter: ModelDrafter, prompt_length: int) -> None:
+        """Branch off what the cache covers."""
+        self._cached, self._prompt = drafter.cached, prompt_length
         self._own: dict[int, list[int]] = {}  # root -> where its nodes stand in the cache
         model = self._cached.model
         eager = model.config.get_text_config()._attn_implementation == "eager"
