@@ -14,24 +14,31 @@ from .economics import RoundCosts, best_fixed_gamma, best_gamma, expected_tokens
 
 if TYPE_CHECKING:
     from .adaptive import AdaptiveLookahead
+    from .bandit import GammaBandit
     from .calibration import ReliabilityBin, SurvivalRow
     from .fitting import FitReport, fit_predictor
     from .latency import LatencyTable, MachineFingerprint
     from .measuring import measure_latency
+    from .peers import ConfidenceThreshold, EntropyBound, HeuristicSchedule, SurvivalThreshold
     from .predictor import AcceptancePredictor
 
 __all__ = [
     "AcceptancePredictor",
     "AdaptiveConfig",
     "AdaptiveLookahead",
+    "ConfidenceThreshold",
+    "EntropyBound",
     "FitConfig",
     "FitReport",
+    "GammaBandit",
+    "HeuristicSchedule",
     "LatencyConfig",
     "LatencyTable",
     "MachineFingerprint",
     "ReliabilityBin",
     "RoundCosts",
     "SurvivalRow",
+    "SurvivalThreshold",
     "best_fixed_gamma",
     "best_gamma",
     "expected_tokens",
@@ -42,10 +49,12 @@ __all__ = [
 
 _HOMES = {
     "adaptive": ("AdaptiveLookahead",),
+    "bandit": ("GammaBandit",),
     "calibration": ("ReliabilityBin", "SurvivalRow"),
     "fitting": ("FitReport", "fit_predictor"),
     "latency": ("LatencyTable", "MachineFingerprint"),
     "measuring": ("measure_latency",),
+    "peers": ("ConfidenceThreshold", "EntropyBound", "HeuristicSchedule", "SurvivalThreshold"),
     "predictor": ("AcceptancePredictor",),
 }
 

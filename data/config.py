@@ -57,6 +57,27 @@ class TraceConfig:
         _check_integer("seed", self.seed, low=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseConfig:
+    """How dense traces are recorded.
+
+    Raises:
+        ValueError: naming the field, the value and what is allowed.
+    """
+
+    gamma_max: int = 8
+    """Tokens drafted from every position."""
+    max_tokens: int = 128
+    """Most tokens of a text; longer ones are cut, shorter ones end by themselves."""
+    texts_per_part: int = 16
+    """Texts written at once; an interruption loses no more than these."""
+
+    def __post_init__(self) -> None:
+        _check_integer("gamma_max", self.gamma_max, low=1)
+        _check_integer("max_tokens", self.max_tokens, low=2)
+        _check_integer("texts_per_part", self.texts_per_part, low=1)
+
+
 def _check_integer(name: str, value: int, *, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")

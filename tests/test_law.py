@@ -27,7 +27,12 @@ from controller_sim import predictor
 from controller_sim import table as latency_table
 from foredraft.controller import (
     AdaptiveLookahead,
+    ConfidenceThreshold,
+    EntropyBound,
+    GammaBandit,
+    HeuristicSchedule,
     RoundCosts,
+    SurvivalThreshold,
 )
 from foredraft.spec import (
     CachedModel,
@@ -330,7 +335,18 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foredraft.spec.round.time", clock)
 
 
-@pytest.mark.parametrize("make_policy", [lambda: StatefulPolicy(2), adaptive])
+POLICIES_WITH_MEMORY = {
+    "stateful": lambda: StatefulPolicy(2),
+    "adaptive": adaptive,
+    "heuristic": lambda: HeuristicSchedule(start=1, gamma_max=2),
+    "confidence": lambda: ConfidenceThreshold(0.5, gamma_max=2),
+    "survival": lambda: SurvivalThreshold(predictor(), 0.5, gamma_max=2),
+    "entropy": lambda: EntropyBound(1.0, gamma_max=2),
+    "bandit": lambda: GammaBandit((2, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("make_policy", POLICIES_WITH_MEMORY.values(), ids=POLICIES_WITH_MEMORY)
 @pytest.mark.parametrize("name", ["T=0", "top_k=2"])
 @pytest.mark.usefixtures("steady_clock")
 def test_a_policy_with_memory_keeps_the_law(name: str, make_policy: Any) -> None:
