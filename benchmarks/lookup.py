@@ -1,4 +1,4 @@
-"""Prompt lookup on prompts that ask to copy or edit a text: plain decoding, ours and transformers', interleaved.
+"""Prompt lookup on prompts that ask to copy or edit a text: plain, ours and transformers', interleaved.
 
     python benchmarks/lookup.py --target smollm2 --gammas '[4,10]' --max_tokens 96
 
@@ -95,12 +95,14 @@ def make_arms(config: LookupBenchmark, decoder: SpeculativeDecoder) -> list[Arm]
         ours_arm("plain", "ours, γ = 0", decoder, FixedLookahead(0), params),
     ]
     for gamma in config.gammas:
-        theirs, bases = f"lookup {gamma}", ("plain",)
+        theirs = f"lookup {gamma}"
         about = f"transformers' prompt_lookup_num_tokens = {gamma}"
-        arms.append(generate_arm(theirs, about, loaded, params, lookup=gamma, bases=bases))
+        arms.append(generate_arm(theirs, about, loaded, params, lookup=gamma, bases=("plain",)))
         about = f"ours, {decoder.drafter!r}, at most {gamma} a round"
-        policy, bases = FixedLookahead(gamma), ("plain", theirs)
-        arms.append(ours_arm(f"ours {gamma}", about, decoder, policy, params, bases=bases))
+        policy = FixedLookahead(gamma)
+        arms.append(
+            ours_arm(f"ours {gamma}", about, decoder, policy, params, bases=("plain", theirs))
+        )
     return arms
 
 

@@ -26,6 +26,8 @@ class GammaBandit:
     request's end, and a request's first that drafts, in which the draft reads the prompt.
     """
 
+    reads_logits = False
+
     def __init__(
         self,
         gammas: Sequence[int] = (0, 1, 2, 3, 4, 6, 8),

@@ -37,6 +37,8 @@ class HeuristicSchedule:
     which there was no room to draft counts as accepted in full.
     """
 
+    reads_logits = False
+
     def __init__(self, *, start: int = TRANSFORMERS_TOKENS, gamma_max: int = 32) -> None:
         """Start with `start` tokens.
 
@@ -73,6 +75,8 @@ class HeuristicSchedule:
 
 class _StopAfter:
     """Drafts until a look falls short; the token of that look is the last. Always drafts one."""
+
+    reads_logits = True
 
     def __init__(self, gamma_max: int) -> None:
         check_integer("gamma_max", gamma_max, low=1)

@@ -15,7 +15,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import nn

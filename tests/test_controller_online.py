@@ -121,7 +121,7 @@ def test_a_part_that_differs_from_the_table_is_told_from_a_slow_machine() -> Non
 
 
 def test_a_length_that_is_not_played_follows_those_that_are() -> None:
-    """Verify became faster and the draft did not: γ = 1, never played, stayed dear and γ = 2 was played for good."""
+    """Verify became faster, the draft did not: γ = 1, never played, stayed dear for good."""
     costs = OnlineCosts(COSTS)
     faster = replace(COSTS, verify=tuple(0.85 * seconds for seconds in COSTS.verify))
     for _ in range(60):

@@ -66,7 +66,8 @@ def test_the_index_finds_what_a_search_by_force_finds(
 ) -> None:
     choice = random.Random(10 * alphabet + max_ngram)
     for _ in range(10):
-        index, tokens = NgramIndex(max_ngram, min_ngram), []
+        index = NgramIndex(max_ngram, min_ngram)
+        tokens: list[int] = []
         while len(tokens) < 60:
             new = [choice.randrange(alphabet) for _ in range(choice.randint(1, 5))]
             tokens += new
