@@ -1,4 +1,4 @@
-"""Prompt lookup on prompts that ask to copy or edit a text: plain decoding, ours and transformers', interleaved.
+"""Prompt lookup where prompts ask to copy or edit a text: plain decoding, ours and transformers', interleaved.
 
     python benchmarks/lookup.py --target smollm2 --gammas '[4,10]' --max_tokens 96
 

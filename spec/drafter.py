@@ -45,7 +45,7 @@ class Drafter(Protocol):
         law: TokenLaw,
         draws: Draws,
     ) -> Proposal:
-        """Draft up to `gamma` tokens after `tokens`, asking the policy before each; fewer, or none, are as good.
+        """Draft up to `gamma` tokens after `tokens`, asking the policy before each; fewer or none will do.
 
         Args:
             tokens: the sequence so far. Read only what is new: a round must not cost more when it is long.

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .batch_draws import RowsDraws
 from .batch_drafter import RowsDrafter
+from .batch_draws import RowsDraws
 from .batch_row import Row, blamed_on
 from .drafter import Proposal
 from .draws import Draws
