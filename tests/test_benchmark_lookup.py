@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lookup import PROMPTS, LookupBenchmark, run
 from rich.console import Console
 
 from decode_figures import print_table
+from lookup import PROMPTS, LookupBenchmark, run
 from toys import byte_tokenizer, tiny_llama
 
 
