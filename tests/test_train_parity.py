@@ -271,7 +271,7 @@ def test_tested_positions_are_those_of_the_answer(target: Any) -> None:
 def test_a_verifier_that_accepts_too_often_is_found(target: Any) -> None:
     draft = noisy_copy(target, scale=0.3)
     decoder = make_decoder(target, None, draft=draft)
-    traced = decode_traced(decoder, PROMPTS, gamma=3, max_tokens=30, seed=0)
+    traced = decode_traced(decoder, PROMPTS, gamma=3, max_tokens=20, seed=0)
     accepted, expected, chance = surprise(traced, false_alarms=1e-4)
     assert abs(accepted - expected) < chance
     always = [
@@ -297,8 +297,9 @@ def test_the_bound_of_chance_is_one_and_not_far_from_the_normal_one(target: Any)
 
 
 def test_transformers_accepts_what_our_loop_accepts(target: Any) -> None:
+    """Of prompts with any token in them: "!" is id 0."""
     draft = noisy_copy(target, scale=0.1)
-    asked: Any = (target, byte_tokenizer(), draft, PROMPTS, 3, 20)
+    asked: Any = (target, byte_tokenizer(), draft, PROMPTS[1:], 3, 12)
     ours, theirs = with_foredraft(*asked), with_transformers(*asked)
     assert ours == theirs  # without an end token in it, drafted tokens too
     assert 0 < sum(one.accepted for one in ours) < sum(one.drafted for one in ours)

@@ -91,7 +91,10 @@ def with_transformers(
     """
     device = next(target.parameters()).device
     ends = eos_token_ids(target)
-    plain = GenerationConfig(do_sample=False, eos_token_id=ends or None, pad_token_id=0)
+    # Of a mask of ones, transformers 5.24 passes the draft none, and the draft guesses one: tokens equal
+    # to a padding id of their own would be hidden from it, wherever in the prompt. An end is taken.
+    pad = ends[0] if ends else None
+    plain = GenerationConfig(do_sample=False, eos_token_id=ends or None, pad_token_id=pad)
     constant = GenerationConfig(
         num_assistant_tokens=gamma,
         num_assistant_tokens_schedule="constant",
