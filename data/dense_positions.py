@@ -53,7 +53,7 @@ class DenseText:
     @property
     def gamma_max(self) -> int:
         """Γ."""
-        return self.drafts.shape[1]
+        return int(self.drafts.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
