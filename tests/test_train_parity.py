@@ -20,10 +20,11 @@ from foredraft.spec import (
     SpeculativeDecoder,
     cut_head,
     load_drafter,
+    load_kept_tokens,
     save_kept_tokens,
     tokenizer_hash,
 )
-from foredraft.train import Check, parity, verify_draft
+from foredraft.train import Check, DistillConfig, distill, parity, verify_draft
 from foredraft.train.assisted import Greedy, with_foredraft, with_transformers
 from foredraft.train.batches import Example
 from foredraft.train.evaluation import evaluate
@@ -32,6 +33,7 @@ from foredraft.train.packing import collate_for
 from foredraft.train.parity_figures import surprise
 from foredraft.train.teacher import Teacher
 from foredraft.train.traced import Traced, decode_traced
+from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, make_decoder, noisy_copy, tiny_llama
 
 ALPHA = parity.ALPHA
@@ -329,3 +331,20 @@ def test_held_out_rows_are_read_back_and_broken_ones_named(
     (tmp_path / FILE).write_text('{"row_id": "a", "tokens": [1, 2], "supervised": 2}\n')
     with pytest.raises(ValueError, match="line 1: not a held-out row"):
         load_held_out(tmp_path)
+
+
+def test_a_trained_checkpoint_has_the_rows_its_alpha_was_measured_on(
+    tmp_path: Path, target: Any
+) -> None:
+    rows = [*random_rows(12), *random_rows(4, split="dev", seed=1)]
+    config = DistillConfig(
+        target="toy", corpus=write_corpus_folder(tmp_path / "corpus", target, rows),
+        output=str(tmp_path / "run"), layers=1, head_tokens=120, steps=2, batch_rows=4,
+        report_to="none",
+    )  # fmt: skip
+    folder = distill(config, target=target, tokenizer=byte_tokenizer()).folder
+    info = DraftInfo.load(folder)
+    assert info is not None
+    draft = AutoModelForCausalLM.from_pretrained(folder)
+    again = alpha_of(target, draft, load_held_out(folder), load_kept_tokens(folder, info))
+    assert again == pytest.approx(info.metrics[ALPHA], abs=1e-5)
