@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -11,10 +10,10 @@ from typing import Any
 
 from .config import CorpusConfig
 from .files import read_groups, write_json
+from .manifests import MANIFEST_FILE, load_manifest, refuse_other_origin
 from .prompts import SPLITS
 
 ROWS_FILE = "rows.jsonl"
-MANIFEST_FILE = "manifest.json"
 SCHEMA = 1
 
 
@@ -61,16 +60,11 @@ class CorpusManifest:
         Raises:
             ValueError: if there is none, or it is broken or of another schema.
         """
-        path = Path(folder) / MANIFEST_FILE
-        if not path.is_file():
-            raise ValueError(f"folder: {folder} holds no corpus: it has no {MANIFEST_FILE}")
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if content.get("schema") != SCHEMA:
-                raise ValueError(f"schema is {content.get('schema')!r}, expected {SCHEMA}")
+
+        def make(content: dict[str, Any]) -> CorpusManifest:
             return cls(**(content | {"config": CorpusConfig(**content["config"])}))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not a corpus of this version: {error}") from error
+
+        return load_manifest(folder, make, schema=SCHEMA, what="a corpus")
 
 
 def read_corpus(
@@ -119,12 +113,7 @@ def check_same_origin(folder: Path, wanted: CorpusManifest) -> None:
         (f"config.{f.name}", getattr(found.config, f.name), getattr(wanted.config, f.name))
         for f in fields(CorpusConfig)
     ]
-    for name, old, new in pairs:
-        if old != new:
-            raise ValueError(
-                f"folder: {folder} holds a corpus with {name} = {old!r}, not {new!r}; "
-                "choose another folder, or the same settings to go on with this one"
-            )
+    refuse_other_origin(folder, pairs, what="a corpus")
 
 
 def read_rows(path: Path) -> Iterator[CorpusRow]:

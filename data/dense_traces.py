@@ -21,8 +21,9 @@ from .corpus_folder import CorpusRow
 from .dense_positions import DenseText, dense_text, read_text
 from .dense_rollouts import draft_chains
 from .files import replacing, write_json
+from .manifests import MANIFEST_FILE, load_manifest, refuse_other_origin
+from .parquet import write_parquet
 
-MANIFEST_FILE = "manifest.json"
 SCHEMA = 1
 LOOKS = ("top1_logprob", "margin", "entropy")  # the fields of Signals
 _TARGET_LOOKS = tuple(f"target_{name}" for name in LOOKS)
@@ -66,16 +67,11 @@ class DenseManifest:
         Raises:
             ValueError: if there is none, or it is broken or of another schema.
         """
-        path = Path(folder) / MANIFEST_FILE
-        if not path.is_file():
-            raise ValueError(f"folder: {folder} holds no dense traces: it has no {MANIFEST_FILE}")
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if content.get("schema") != SCHEMA:
-                raise ValueError(f"schema is {content.get('schema')!r}, expected {SCHEMA}")
+
+        def make(content: dict[str, Any]) -> DenseManifest:
             return cls(**(content | {"config": DenseConfig(**content["config"])}))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not dense traces of this version: {error}") from error
+
+        return load_manifest(folder, make, schema=SCHEMA, what="dense traces")
 
 
 def record_dense_traces(
@@ -176,13 +172,9 @@ def _texts_hash(texts: Sequence[CorpusRow]) -> str:
 
 
 def _check_same(folder: Path, found: DenseManifest, wanted: DenseManifest) -> None:
-    for name in ("target_fingerprint", "draft_fingerprint", "texts_hash", "config"):
-        old, new = getattr(found, name), getattr(wanted, name)
-        if old != new:
-            raise ValueError(
-                f"folder: {folder} holds dense traces with {name} = {old!r}, not {new!r}; choose another "
-                "folder, or the same settings to go on with this one"
-            )
+    names = ("target_fingerprint", "draft_fingerprint", "texts_hash", "config")
+    pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in names]
+    refuse_other_origin(folder, pairs, what="dense traces")
 
 
 def _rows(text: DenseText, index: int) -> list[dict[str, Any]]:
@@ -234,21 +226,5 @@ def _text(columns: dict[str, list[Any]], gamma_max: int) -> DenseText:
 
 
 def _write_part(texts: Sequence[DenseText], first: int, path: Path) -> None:
-    import datasets  # takes seconds to import
-
-    def feature(kind: str) -> Any:
-        inner = kind.removeprefix("list<").removesuffix(">")
-        value = datasets.Value(inner)
-        return value if inner == kind else datasets.List(value)
-
     rows = [row for index, text in enumerate(texts) for row in _rows(text, first + index)]
-    features = datasets.Features({name: feature(kind) for name, kind in COLUMNS.items()})
-    columns = {name: [row[name] for row in rows] for name in COLUMNS}
-    table = datasets.Dataset.from_dict(columns, features=features)
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        table.to_parquet(str(path))
-    finally:
-        if not bars:
-            datasets.enable_progress_bars()
+    write_parquet(path, {name: [row[name] for row in rows] for name in COLUMNS}, COLUMNS)

@@ -29,12 +29,13 @@ from ..spec import (
 from .config import TraceConfig
 from .corpus_folder import CorpusRow
 from .files import replacing, write_json, write_lines
+from .manifests import MANIFEST_FILE, load_manifest
+from .parquet import write_parquet
 from .prompts import Prompt
 from .trace_recorder import TraceRecorder, TraceRow
 
 TRACES_FILE = "traces.parquet"
 TEXTS_FILE = "texts.jsonl"
-MANIFEST_FILE = "manifest.json"
 SCHEMA = 1
 
 COLUMNS: dict[str, str] = {column.name: str(column.type) for column in fields(TraceRow)}
@@ -78,16 +79,11 @@ class TraceManifest:
         Raises:
             ValueError: if there is none, or it is broken or of another schema.
         """
-        path = Path(folder) / MANIFEST_FILE
-        if not path.is_file():
-            raise ValueError(f"folder: {folder} holds no traces: it has no {MANIFEST_FILE}")
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if content.get("schema") != SCHEMA:
-                raise ValueError(f"schema is {content.get('schema')!r}, expected {SCHEMA}")
+
+        def make(content: dict[str, Any]) -> TraceManifest:
             return cls(**(content | {"config": TraceConfig(**content["config"])}))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: not traces of this version: {error}") from error
+
+        return load_manifest(folder, make, schema=SCHEMA, what="traces")
 
 
 def record_traces(
@@ -136,7 +132,10 @@ def record_traces(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / TRACES_FILE) as part:
-        _write_parquet(recorder.rows, part)
+        columns = {name: [getattr(row, name) for row in recorder.rows] for name in COLUMNS}
+        write_parquet(
+            part, columns, {name: _DATASETS_TYPES[kind] for name, kind in COLUMNS.items()}
+        )
         manifest = TraceManifest(
             target=target.name_or_path,
             target_fingerprint=model_fingerprint(target),
@@ -209,21 +208,6 @@ def read_traces(folder: str | Path) -> dict[str, np.ndarray[Any, Any]]:
         name: np.array(table[name].to_pylist(), dtype=_NUMPY_TYPES[kind])
         for name, kind in COLUMNS.items()
     }
-
-
-def _write_parquet(rows: Sequence[TraceRow], path: Path) -> None:
-    import datasets  # takes seconds to import
-
-    kinds = {name: datasets.Value(_DATASETS_TYPES[kind]) for name, kind in COLUMNS.items()}
-    columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    table = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()  # one for a file of a second would break into ours
-    try:
-        table.to_parquet(str(path))
-    finally:
-        if not bars:
-            datasets.enable_progress_bars()
 
 
 def _sha256(path: Path) -> str:
