@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..data.config import check_integer as check_integer  # for all of this package
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveConfig:
@@ -92,11 +94,3 @@ def check_number(name: str, value: float, *, low: float, high: float = math.inf)
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     if not numeric or not math.isfinite(value) or not low <= value <= high:
         raise ValueError(f"{name} must be a number in [{low:g}, {high:g}], got {value!r}")
-
-
-def check_integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
-    """Raise ValueError unless `value` is an integer in [low, high]."""
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    if not integer or value < low or (high is not None and value > high):
-        end = "" if high is None else f" and <= {high}"
-        raise ValueError(f"{name} must be an integer >= {low}{end}, got {value!r}")

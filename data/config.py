@@ -28,9 +28,9 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", _checked_temperatures(self.temperatures))
-        _check_integer("max_new_tokens", self.max_new_tokens, low=1)
-        _check_integer("batch_size", self.batch_size, low=1)
-        _check_integer("seed", self.seed, low=0)
+        check_integer("max_new_tokens", self.max_new_tokens, low=1)
+        check_integer("batch_size", self.batch_size, low=1)
+        check_integer("seed", self.seed, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class TraceConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", _checked_temperatures(self.temperatures))
-        _check_integer("gamma", self.gamma, low=1)
-        _check_integer("max_tokens", self.max_tokens, low=2)  # with 1 there is no room for a draft
-        _check_integer("seed", self.seed, low=0)
+        check_integer("gamma", self.gamma, low=1)
+        check_integer("max_tokens", self.max_tokens, low=2)  # with 1 there is no room for a draft
+        check_integer("seed", self.seed, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +73,17 @@ class DenseConfig:
     """Texts written at once; an interruption loses no more than these."""
 
     def __post_init__(self) -> None:
-        _check_integer("gamma_max", self.gamma_max, low=1)
-        _check_integer("max_tokens", self.max_tokens, low=2)
-        _check_integer("texts_per_part", self.texts_per_part, low=1)
+        check_integer("gamma_max", self.gamma_max, low=1)
+        check_integer("max_tokens", self.max_tokens, low=2)
+        check_integer("texts_per_part", self.texts_per_part, low=1)
 
 
-def _check_integer(name: str, value: int, *, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+def check_integer(name: str, value: int, *, low: int, high: int | None = None) -> None:
+    """Raise ValueError unless `value` is an integer in [low, high]."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or value < low or (high is not None and value > high):
+        end = "" if high is None else f" and <= {high}"
+        raise ValueError(f"{name} must be an integer >= {low}{end}, got {value!r}")
 
 
 def _checked_temperatures(values: tuple[float, ...]) -> tuple[float, ...]:
