@@ -14,7 +14,7 @@ import torch
 from ..data import CorpusRow
 from .batches import Example, make_examples, micro_batches
 from .divergences import forward_kl
-from .heads import LogitHead, eval_mode, head_of
+from .heads import LogitHead, divided, eval_mode, head_of
 from .packing import Batch, Collate, collate_for, supervised_states
 from .teacher import Teacher
 
@@ -194,7 +194,9 @@ def _token_table(
     for start in range(0, len(draft_hidden), chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         target_logits = target_head.logits(target_hidden[chunk])  # [n, V_draft]
-        draft_logits = draft_head.logits(draft_hidden[chunk]) / draft_temperature  # [n, V_draft]
+        draft_logits = divided(
+            draft_head.logits(draft_hidden[chunk]), draft_temperature
+        )  # [n, V_draft]
         target_probs = (target_logits - log_sums[chunk, None]).exp()  # of the whole law
         draft_probs = draft_logits.softmax(-1)
         tables.append(

@@ -120,6 +120,11 @@ def cap_logits(logits: torch.Tensor, softcap: float | None) -> torch.Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
+def divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return logits divided by the temperature, or themselves where it is 1: no copy for nothing."""
+    return logits if temperature == 1.0 else logits / temperature
+
+
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Return half-precision tensors in float32, others as they are."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

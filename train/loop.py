@@ -141,9 +141,7 @@ class Run:
     def align(self) -> None:
         """Start the head from the closed-form map of the draft's states to the target's."""
         alignment = None
-        if (
-            self.accelerator.is_main_process
-        ):  # the main process's map: elsewhere it may round otherwise
+        if self.accelerator.is_main_process:  # its map for all: elsewhere it may round otherwise
             examples = self.corpus.train.examples
             alignment = state_map(self.draft.model, self.teacher, examples, self.collate)
         alignment = broadcast_object_list([alignment])[0]

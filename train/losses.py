@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from .alignment import Alignment
 from .divergences import Divergence
-from .heads import LogitHead, at_least_float32, cap_logits, head_of
+from .heads import LogitHead, at_least_float32, cap_logits, divided, head_of
 from .packing import Batch, supervised_states
 
 
@@ -40,7 +40,7 @@ def dense_divergence(
         temperature: divides the logits of both.
     """
     target_logits = _log_probs(target_head, target_hidden, log_sums, temperature)
-    draft_logits = _divided(draft_head.logits(draft_hidden), temperature)
+    draft_logits = divided(draft_head.logits(draft_hidden), temperature)
     return divergence(target_logits, draft_logits).sum()
 
 
@@ -49,12 +49,8 @@ def _log_probs(
     head: LogitHead, hidden: torch.Tensor, log_sums: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
     """Return the target's logits as log-probabilities: [n, V]."""
-    logits = _divided(head.logits(hidden), temperature)  # [n, V]
+    logits = divided(head.logits(hidden), temperature)  # [n, V]
     return logits.log_softmax(-1) if log_sums is None else logits.sub_(log_sums[:, None])
-
-
-def _divided(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    return logits if temperature == 1.0 else logits / temperature  # no copy for nothing
 
 
 def chunked_divergence(
@@ -77,7 +73,7 @@ def chunked_divergence(
     def chunk_loss(raw: torch.Tensor, chunk: slice) -> torch.Tensor:
         sums = None if log_sums is None else log_sums[chunk]
         target_logits = _log_probs(target_head, target_hidden[chunk], sums, temperature)  # [n, V]
-        draft_logits = _divided(cap_logits(at_least_float32(raw), draft_head.softcap), temperature)
+        draft_logits = divided(cap_logits(at_least_float32(raw), draft_head.softcap), temperature)
         return divergence(target_logits, draft_logits).sum()
 
     total: torch.Tensor = _ChunkedLinearLoss.apply(  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import torch
 
 from .batches import Example
 from .divergences import Law
-from .heads import at_least_float32, cap_logits, check_split, head_of, hidden_states
+from .heads import at_least_float32, cap_logits, check_split, divided, head_of, hidden_states
 
 
 class Teacher:
@@ -168,7 +168,7 @@ class Teacher:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         log_sums, best = [], []
         for chunk in torch.split(hidden, chunk_tokens):
-            logits = self.logits(chunk) / temperature  # [n, V]
+            logits = divided(self.logits(chunk), temperature)  # [n, V]
             log_sums.append(logits.logsumexp(-1))
             best.append(logits.argmax(-1))
         return torch.cat(log_sums), torch.cat(best)
