@@ -81,7 +81,7 @@ def test_transformers_accepts_what_our_loop_accepts(target: Any) -> None:
 
 
 def test_other_greedy_outputs_fail_unless_two_logits_tie(target: Any) -> None:
-    one = Greedy("p", [1, 2], [3, 4, 5], 2, 3, 1)
+    one = Greedy("p", [1, 2], [3, 4, 5], 2, 3)
     with torch.no_grad():
         best, second = target(torch.tensor([[1, 2]])).logits[0, -1].topk(2).indices.tolist()
     ours, theirs = replace(one, tokens=[best]), replace(one, tokens=[second])

@@ -25,30 +25,18 @@ from ..spec import (
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """One answer and what it took, or the counts of several."""
+    """One answer and what it took."""
 
     prompt_id: str
     prompt: list[int]
     tokens: list[int]
     rounds: int  # target forwards
     drafted: int
-    accepted: int  # of those that were kept: not past the answer's end
-
-    @classmethod
-    def nothing(cls) -> Greedy:
-        """Return what sums begin with."""
-        return cls("", [], [], 0, 0, 0)
-
-    def __add__(self, other: Greedy) -> Greedy:
-        """Return the counts of both, without their tokens."""
-        rounds, drafted = self.rounds + other.rounds, self.drafted + other.drafted
-        return Greedy("", [], [], rounds, drafted, self.accepted + other.accepted)
 
     @property
-    def per_forward(self) -> float:
-        """Accepted tokens per target forward; a rate of what was drafted depends on the tokens that a
-        draft adds after an end token, which our loop does and transformers does not."""
-        return self.accepted / self.rounds if self.rounds else float("nan")
+    def accepted(self) -> int:
+        """Drafted tokens that were kept, not past the answer's end: each forward adds one of its own."""
+        return len(self.tokens) - self.rounds
 
     def ties_with(self, other: Greedy, target: Any) -> bool:
         """Say whether rounding explains all that differs between two answers to a prompt."""
@@ -68,17 +56,8 @@ def with_foredraft(
     answers = []
     for prompt in prompts:
         output = decoder.chat([prompt.messages], params)[0]
-        rounds, tokens = output.stats.rounds, output.token_ids
-        answers.append(
-            Greedy(
-                prompt.id,
-                output.prompt_token_ids,
-                tokens,
-                rounds,
-                output.stats.drafted,
-                len(tokens) - rounds,
-            )
-        )
+        ids, tokens, stats = output.prompt_token_ids, output.token_ids, output.stats
+        answers.append(Greedy(prompt.id, ids, tokens, stats.rounds, stats.drafted))
     return answers
 
 
@@ -115,9 +94,7 @@ def with_transformers(
             start, rounds = ids.shape[1], len(lengths)
             tokens = whole[0, start:].tolist()
             drafted = sum(lengths) - start - (rounds - 1)  # the first is fed the prompt too
-            answers.append(
-                Greedy(prompt.id, ids[0].tolist(), tokens, rounds, drafted, len(tokens) - rounds)
-            )
+            answers.append(Greedy(prompt.id, ids[0].tolist(), tokens, rounds, drafted))
     return answers
 
 

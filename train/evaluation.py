@@ -19,6 +19,7 @@ from .packing import Batch, Collate, collate_for, supervised_states
 from .teacher import Teacher
 
 METRICS = ("alpha_tf", "top1", "kl", "coverage")  # columns of a token table
+CACHE_GB = 2.0  # for a teacher's states where several drafts are scored on the same rows
 
 
 def evaluate_draft(

@@ -34,7 +34,7 @@ from ..spec import (
 from ..spec.draft_folder import VOCABULARY_FILE
 from .card import ALPHA_HERE, ALPHA_WHOLE, model_card
 from .checkpoint import PENDING, no_progress_bars
-from .evaluation import alphas_of
+from .evaluation import CACHE_GB, alphas_of
 from .held_out import load_held_out, save_held_out
 from .teacher import Teacher
 
@@ -149,7 +149,8 @@ def _measure(
     """Return α of the draft in `dtype`, cut and whole, on the held-out rows."""
     if not rows:
         raise ValueError(f"{folder} has no held-out rows to measure α on; export without a target")
-    teacher = Teacher(target, width=target_width(target, tokenizer))
+    width = target_width(target, tokenizer)
+    teacher = Teacher(target, width=width, cache_gb=CACHE_GB)
     model = load_causal_lm(folder, dtype=dtype, device=str(teacher.device))
     whole = float(torch.cat(alphas_of(teacher, model, None, rows)).mean())
     if kept is None:

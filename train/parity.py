@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +28,7 @@ from ..spec import (
 )
 from .assisted import Greedy, with_foredraft, with_transformers
 from .batches import Example
-from .evaluation import alphas_of
+from .evaluation import CACHE_GB, alphas_of
 from .held_out import load_held_out
 from .parity_figures import interval, pairs_of, standard_error, surprise
 from .teacher import Teacher
@@ -65,6 +65,25 @@ class _Folder:
     def temperature(self) -> float:
         """What the request's temperature is multiplied by when the draft draws."""
         return 1.0 if self.info is None else self.info.draft_temperature
+
+
+class _Counts(NamedTuple):
+    """What several answers took together."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+    @classmethod
+    def of(cls, answers: Sequence[Greedy]) -> _Counts:
+        rows = [(one.rounds, one.drafted, one.accepted) for one in answers]
+        return cls(*map(sum, zip(*rows, strict=True))) if rows else cls(0, 0, 0)
+
+    @property
+    def per_forward(self) -> float:
+        """Accepted tokens per target forward; a rate of what was drafted depends on the tokens that a
+        draft adds after an end token, which our loop does and transformers does not."""
+        return self.accepted / self.rounds if self.rounds else float("nan")
 
 
 def verify_draft(
@@ -104,12 +123,14 @@ def verify_draft(
         return [*checks, Check(name="folder", passed=False, said=str(error))]
     decoder = SpeculativeDecoder(target, tokenizer, drafter)
     traced = decode_traced(decoder, prompts, gamma=gamma, max_tokens=max_tokens, seed=seed)
-    teacher = Teacher(target, width=width)
+    teacher = Teacher(target, width=width, cache_gb=CACHE_GB)
+    texts = draft.held_out or [one.example for one in traced]
+    alphas = [] if draft.info is None else alphas_of(teacher, draft.cut, draft.kept, texts)
     return [
         *checks,
-        check_training(teacher, draft, traced),
+        check_training(draft, alphas),
         *check_loop(teacher, draft, traced),
-        *note_whole_head(teacher, draft, traced),
+        *note_whole_head(teacher, draft, texts, alphas),
         check_transformers(
             with_foredraft(target, tokenizer, draft.whole, prompts, gamma, max_tokens),
             with_transformers(target, tokenizer, draft.whole, prompts, gamma, max_tokens),
@@ -118,18 +139,19 @@ def verify_draft(
     ]
 
 
-def check_training(teacher: Teacher, draft: _Folder, traced: Sequence[Traced]) -> Check:
+def check_training(draft: _Folder, alphas: Sequence[torch.Tensor]) -> Check:
     """α as `foredraft.json` has it from training, against the reloaded folder's.
 
     On the very rows it was measured on where the folder has them; else on the text just decoded, which
     only tells a collapse.
+
+    Args:
+        alphas: [supervised] a row, of the folder's draft.
     """
     recorded = None if draft.info is None else draft.info.metrics.get(ALPHA)
     if recorded is None:
         return Check(name="training", passed=None, said="the folder has no α from training")
-    examples = draft.held_out or [one.example for one in traced]
-    alphas = alphas_of(teacher, draft.cut, draft.kept, examples)
-    mean = float(torch.cat(alphas).mean())
+    mean = float(torch.cat(list(alphas)).mean())
     if draft.held_out:
         where, bound = f"on the same {len(alphas)} held-out rows", SAME_ROWS
     else:
@@ -165,15 +187,17 @@ def check_loop(teacher: Teacher, draft: _Folder, traced: Sequence[Traced]) -> li
     ]
 
 
-def note_whole_head(teacher: Teacher, draft: _Folder, traced: Sequence[Traced]) -> list[Check]:
+def note_whole_head(
+    teacher: Teacher,
+    draft: _Folder,
+    texts: Sequence[Example],
+    alphas: Sequence[torch.Tensor],  # of the cut head on them
+) -> list[Check]:
     """α of the head over the whole vocabulary, where ours is cut: what other engines draft with."""
     if draft.kept is None:
         return []
-    examples = draft.held_out or [one.example for one in traced]
-    cut, whole = (
-        float(torch.cat(alphas_of(teacher, model, kept, examples)).mean())
-        for model, kept in ((draft.cut, draft.kept), (draft.whole, None))
-    )
+    cut = float(torch.cat(list(alphas)).mean())
+    whole = float(torch.cat(alphas_of(teacher, draft.whole, None, texts)).mean())
     said = f"α {whole:.4f} with the head over the whole vocabulary, {cut:.4f} cut as in our loop"
     return [Check(name="other engines", passed=None, said=said)]
 
@@ -186,8 +210,7 @@ def check_transformers(ours: Sequence[Greedy], theirs: Sequence[Greedy], target:
     pairs = list(zip(ours, theirs, strict=True))
     equal = [pair for pair in pairs if pair[0].tokens == pair[1].tokens]
     wrong = [a.prompt_id for a, b in pairs if not a.ties_with(b, target)]
-    totals = [sum((pair[side] for pair in equal), Greedy.nothing()) for side in (0, 1)]
-    mine, other = totals
+    mine, other = (_Counts.of([pair[side] for pair in equal]) for side in (0, 1))
     said = (
         f"greedy, γ the same: {other.accepted} of {other.drafted} drafted tokens accepted by "
         f"assistant_model, {mine.accepted} of {mine.drafted} by our loop, on {len(equal)} of "
