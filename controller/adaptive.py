@@ -20,7 +20,7 @@ from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import AdaptiveConfig, check_integer
 from .costs import OnlineCosts
 from .economics import RoundCosts, best_fixed_gamma, objective
-from .features import round_features
+from .features import known_before
 from .forecast import Array, LookForecast
 from .guard import SlowdownGuard
 from .hazards import HazardTracker
@@ -240,14 +240,8 @@ class AdaptiveLookahead:
         cap = costs.largest_cap(room, limit)
         if cap == 0:
             return _Round("guarded", 0, costs)
-        base = self.predictor.round_logit(
-            round_features(
-                recent_acceptance=self._history.recent_acceptance,
-                prev_target=self._history.prev_target,
-                context_length=start.context_length,
-                temperature=self._temperature,
-            )
-        )
+        known = known_before(self._history, start.context_length, self._temperature)
+        base = self.predictor.round_logit(known)
         logit = base + self._recentring.shift
         values = self._solve(cap, logit, costs)
         if values.start > self._price(costs) * catch_up / PAID_OFF:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..data import Signals
+from ..data import History, Signals
 
 Array = npt.NDArray[np.float64]
 LOGIT_MAX = 12.0
@@ -75,6 +75,16 @@ def round_features(
         float(math.isnan(prev_target.top1_logprob)),
         math.log(max(context_length, 1)),
         float(temperature > 0.0),
+    )
+
+
+def known_before(history: History, context_length: int, temperature: float) -> tuple[float, ...]:
+    """Return `round_features` of a request with that history."""
+    return round_features(
+        recent_acceptance=history.recent_acceptance,
+        prev_target=history.prev_target,
+        context_length=context_length,
+        temperature=temperature,
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from ..data import History, Signals, signals
 from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import check_integer, check_number
-from .features import round_features
+from .features import known_before
 from .predictor import AcceptancePredictor
 from .recentring import sigmoid
 
@@ -177,14 +177,8 @@ class SurvivalThreshold(_StopAfter):
 
     def begin_round(self, start: RoundStart) -> int:
         self._survival = 1.0
-        self._base = self._predictor.round_logit(
-            round_features(
-                recent_acceptance=self._history.recent_acceptance,
-                prev_target=self._history.prev_target,
-                context_length=start.context_length,
-                temperature=self._temperature,
-            )
-        )
+        known = known_before(self._history, start.context_length, self._temperature)
+        self._base = self._predictor.round_logit(known)
         return super().begin_round(start)
 
     def end_round(self, outcome: RoundOutcome) -> None:
