@@ -18,7 +18,7 @@ import jsonargparse
 from rich.console import Console
 from rich.table import Table
 
-from foredraft.cli.machine import commit, describe_machine, describe_versions
+from foredraft.cli.machine import provenance
 from foredraft.cli.packaged import resolve_target
 from foredraft.data import load_prompts
 from foredraft.data.files import write_json
@@ -177,9 +177,7 @@ def main() -> None:
             Path(settings.out),
             {
                 "settings": asdict(settings),
-                "machine": asdict(describe_machine(settings.device)),
-                "versions": asdict(describe_versions()),
-                "commit": commit(),
+                **provenance(settings.device),
                 "arms": [asdict(arm) for arm in figures],
             },
         )

@@ -30,7 +30,7 @@ from decode_lineup import left_out, make_arms
 from decode_measuring import compare, measure, probed
 from decode_probes import Clock
 from foredraft.cli.comparing import interleave_domains
-from foredraft.cli.machine import commit, describe_machine, describe_versions
+from foredraft.cli.machine import provenance
 from foredraft.cli.packaged import resolve_target
 from foredraft.data import load_prompts
 from foredraft.data.files import write_json
@@ -83,9 +83,7 @@ def run_benchmark(config: DecodeBenchmark, console: Console) -> dict[str, Any]:
     content = {
         "settings": asdict(config),
         "command": " ".join(sys.argv),
-        "commit": commit(),
-        "machine": asdict(describe_machine(config.device)),
-        "versions": asdict(describe_versions()),
+        **provenance(config.device),
         "left_out": missing,
         "prompts": len(next(iter(runs.values()))),
         "arms": [asdict(figure) for figure in figures],

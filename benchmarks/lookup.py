@@ -18,7 +18,7 @@ from decode_arms import Arm, generate_arm, ours_arm
 from decode_figures import ArmFigures, print_table
 from decode_measuring import compare, measure
 from decode_probes import Clock
-from foredraft.cli.machine import commit, describe_machine, describe_versions
+from foredraft.cli.machine import provenance
 from foredraft.cli.packaged import resolve_target
 from foredraft.data.files import write_json
 from foredraft.spec import (
@@ -131,9 +131,7 @@ def main() -> None:
     if config.out is not None:
         result: dict[str, Any] = {
             "config": asdict(config),
-            "machine": asdict(describe_machine(config.device)),
-            "versions": asdict(describe_versions()),
-            "commit": commit(),
+            **provenance(config.device),
             "arms": [asdict(arm) for arm in figures],
         }
         write_json(Path(config.out), result)

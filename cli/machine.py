@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ def describe_run(decoder: SpeculativeDecoder, target: str) -> Report:
         versions=describe_versions(),
         target=describe_target(decoder.target.model, target, decoder.target.width or 0),
     )
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Return machine, versions and commit as a benchmark writes them beside its figures."""
+    return {
+        "machine": asdict(describe_machine(device)),
+        "versions": asdict(describe_versions()),
+        "commit": commit(),
+    }
 
 
 def describe_machine(device: str) -> Machine:

@@ -23,6 +23,7 @@ from .dense_rollouts import draft_chains
 from .files import replacing, write_json
 from .manifests import MANIFEST_FILE, load_manifest, refuse_other_origin
 from .parquet import write_parquet
+from .traces import model_drafter
 
 SCHEMA = 1
 LOOKS = ("top1_logprob", "margin", "entropy")  # the fields of Signals
@@ -93,11 +94,9 @@ def record_dense_traces(
         ValueError: if there is no text or no draft, a text was sampled, or the folder holds traces that
             were made otherwise.
     """
-    drafter = decoder.drafter
     if not texts:
         raise ValueError("texts must not be empty")
-    if not isinstance(drafter, ModelDrafter):
-        raise ValueError(f"decoder must draft with a model, its drafter is {drafter!r}")
+    drafter = model_drafter(decoder)
     for text in texts:
         if text.temperature != 0.0:
             raise ValueError(

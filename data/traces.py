@@ -86,6 +86,17 @@ class TraceManifest:
         return load_manifest(folder, make, schema=SCHEMA, what="traces")
 
 
+def model_drafter(decoder: SpeculativeDecoder) -> ModelDrafter:
+    """Return what a decoder drafts with.
+
+    Raises:
+        ValueError: if that is no model.
+    """
+    if not isinstance(decoder.drafter, ModelDrafter):
+        raise ValueError(f"decoder must draft with a model, its drafter is {decoder.drafter!r}")
+    return decoder.drafter
+
+
 def record_traces(
     decoder: SpeculativeDecoder,
     prompts: Sequence[Prompt],
@@ -108,8 +119,7 @@ def record_traces(
     """
     if not prompts:
         raise ValueError("prompts must not be empty")
-    if not isinstance(decoder.drafter, ModelDrafter):
-        raise ValueError(f"decoder must draft with a model, its drafter is {decoder.drafter!r}")
+    drafter = model_drafter(decoder)
     recorder = TraceRecorder(FixedLookahead(config.gamma))
     tracing = decoder.with_lookahead(recorder)
     requests = [(prompt, temperature) for temperature in config.temperatures for prompt in prompts]
@@ -128,7 +138,7 @@ def record_traces(
         raise ValueError(
             f"{len(requests)} requests with max_tokens = {config.max_tokens} drafted nothing"
         )
-    target, draft = decoder.target.model, decoder.drafter.cached.model
+    target, draft = decoder.target.model, drafter.cached.model
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / TRACES_FILE) as part:
