@@ -19,7 +19,7 @@ from ..data import History, signals
 from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import AdaptiveConfig, check_integer
 from .costs import OnlineCosts
-from .economics import RoundCosts, best_fixed_gamma, objective
+from .economics import RoundCosts, best_fixed_gamma, emitted_moments, objective
 from .features import known_before
 from .forecast import Array, LookForecast
 from .guard import SlowdownGuard
@@ -51,6 +51,7 @@ class _Round:
     survival: float = 1.0  # S of the tokens drawn so far
     bin: int | None = None  # of the last look
     drawn: list[float] = field(default_factory=list)  # logits of drawn tokens, no corrections
+    survivals: list[float] = field(default_factory=list)  # S_1 … of drawn tokens, as predicted
 
 
 class AdaptiveLookahead:
@@ -92,6 +93,7 @@ class AdaptiveLookahead:
             tolerance=self.config.slowdown_tolerance,
             budget=self.config.slowdown_budget,
             credit_max=self.config.slowdown_credit,
+            deviations=self.config.slowdown_deviations,
         )
         self._solved: dict[tuple[int, int], StoppingValues] = {}
         self._rounds = 0
@@ -101,7 +103,7 @@ class AdaptiveLookahead:
         self._begin_request(temperature=1.0, shared=True)
 
     def begin_request(self, params: SamplingParams) -> None:
-        """A new request starts: the guard's account and the request's own intercept start anew.
+        """A new request starts, with an intercept and a history of its own.
 
         Where the target's law is penalised, the draft was not fitted to it; what such a request
         teaches about acceptance is kept to it.
@@ -140,6 +142,7 @@ class AdaptiveLookahead:
             return False
         now.survival, now.bin = survival, bin_
         now.drawn.append(logit)
+        now.survivals.append(survival)
         return True
 
     def end_round(self, outcome: RoundOutcome) -> None:
@@ -222,7 +225,6 @@ class AdaptiveLookahead:
         self._temperature = temperature
         self._shared = shared
         self._history = History()
-        self._guard.begin_request()
         self._recentring.begin_request(shared=shared)
         self._behind = 1
         self._prompt_unread = True  # by the draft; it is read once, whatever a round decides
@@ -238,21 +240,20 @@ class AdaptiveLookahead:
         catch_up = self._costs.catch_up(self._behind)
         room = self._guard.room(costs.plain) - catch_up
         cap = costs.largest_cap(room, limit)
-        if cap == 0:
-            return _Round("guarded", 0, costs)
         known = known_before(self._history, start.context_length, self._temperature)
         base = self.predictor.round_logit(known)
         logit = base + self._recentring.shift
-        values = self._solve(cap, logit, costs)
-        if values.start > self._price(costs) * catch_up / PAID_OFF:
-            return _Round("speculate", cap, costs, catch_up, base, values)
+        if cap > 0:
+            values = self._solve(cap, logit, costs)
+            if values.start > self._price(costs) * catch_up / PAID_OFF:
+                return _Round("speculate", cap, costs, catch_up, base, values)
         if self._probes.is_due(0.0):  # cheap to ask; the rest is not
-            gamma = self._probe_gamma(cap, logit, costs)
+            gamma = self._probe_gamma(limit, logit, costs)
             seconds = costs.seconds(gamma)
             cost = (seconds + catch_up) / costs.plain - 1.0
-            if seconds <= room and self._probes.is_due(cost):
+            if self._probes.is_due(cost):
                 return _Round("probe", gamma, costs, catch_up, base)
-        return _Round("plain", 0, costs)
+        return _Round("plain" if cap > 0 else "guarded", 0, costs)
 
     def _probe_gamma(self, cap: int, logit: float, costs: RoundCosts) -> int:
         """Return the γ > 0 that is expected to cost least: the length at which recovery would show."""
@@ -309,11 +310,18 @@ class AdaptiveLookahead:
         predicted += now.catch_up + now.costs.verify[outcome.drafted] + now.costs.round_overhead
         self._throughput.observe(emitted, seconds, predicted, plain)
         self._probes.observe(seconds / plain)
-        if outcome.draft_steps == 0:
-            self._guard.observe_plain(seconds)
-        else:
-            self._guard.observe_speculation(
-                seconds, emitted=emitted, plain_step=plain, predicted=predicted
-            )
         if now.kind == "probe":
             self._probes.charge(seconds / plain - emitted)
+            self._guard.observe_probe(emitted - seconds / plain)
+        elif outcome.draft_steps == 0:
+            self._guard.observe_plain()
+        else:
+            expected, variance = emitted_moments(now.survivals)
+            self._guard.observe_speculation(
+                seconds,
+                emitted=emitted,
+                plain_step=plain,
+                predicted=predicted,
+                expected=expected,
+                variance=variance,
+            )

@@ -18,12 +18,14 @@ class AdaptiveConfig:
 
     half_life_rounds: float = 200.0
     """Rounds after which an observation of the throughput weighs half."""
-    slowdown_tolerance: float = 0.01
-    """ε: all requests may take (1 + ε) times what plain decoding would have taken …"""
-    slowdown_budget: float = 2.0
-    """… and this many plain steps more, once for all of them …"""
+    slowdown_tolerance: float = 0.005
+    """ε: speculation may take (1 + ε) times what plain decoding would have taken …"""
+    slowdown_budget: float = 1.5
+    """… and this many plain steps more …"""
     slowdown_credit: float = 2.0
-    """… and a request as many as earlier ones have saved, but no more than this."""
+    """… and as many as earlier rounds saved, but no more than this …"""
+    slowdown_deviations: float = 2.5
+    """… and what bad luck takes, up to this many of its standard deviations."""
     probe_share: float = 0.01
     """Most of the time that probes may cost while γ = 0 is the best choice."""
     refresh_rounds: int = 256
@@ -34,6 +36,7 @@ class AdaptiveConfig:
         check_number("slowdown_tolerance", self.slowdown_tolerance, low=0.0)
         check_number("slowdown_budget", self.slowdown_budget, low=0.0)
         check_number("slowdown_credit", self.slowdown_credit, low=0.0)
+        check_number("slowdown_deviations", self.slowdown_deviations, low=0.0)
         check_number("probe_share", self.probe_share, low=0.0, high=0.5)
         check_integer("refresh_rounds", self.refresh_rounds, low=2)
 

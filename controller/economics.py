@@ -77,6 +77,16 @@ def expected_tokens(hazards: Sequence[float]) -> list[float]:
     return list(accumulate(survival, initial=1.0))
 
 
+def emitted_moments(survivals: Sequence[float]) -> tuple[float, float]:
+    """Return mean and variance of the tokens of a round that drafts S_1 ≥ S_2 ≥ …, the last token included.
+
+    The accepted length L has P(L ≥ k) = S_k, so E[L] = Σ S_k and E[L²] = Σ (2k − 1)·S_k.
+    """
+    mean = sum(survivals)
+    square = sum((2 * depth + 1) * survival for depth, survival in enumerate(survivals))
+    return 1.0 + mean, max(0.0, square - mean * mean)
+
+
 def objective(hazards: Sequence[float], costs: RoundCosts, price: float) -> list[float]:
     """Return E[tokens | γ] − λ·T(γ) for γ = 0 … len(hazards).
 

@@ -110,6 +110,17 @@ class SpeculativeDecoder:
         other.lookahead, other._turn = lookahead, self._turn
         return other
 
+    def twin(self, lookahead: LookaheadPolicy) -> SpeculativeDecoder:
+        """Return a decoder with another lookahead over the same models, with caches and a turn of its own.
+
+        Streams of both may be read by turns, round by round.
+
+        Raises:
+            ValueError: if the lookahead decides by logits that the drafter has not.
+        """
+        drafter = None if self.drafter is None else self.drafter.twin()
+        return type(self)(self.target.model, self.tokenizer, drafter, lookahead)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -55,6 +55,9 @@ class Drafter(Protocol):
     def roll_back(self, length: int) -> None:
         """Forget all from position `length` on: those drafted tokens were not accepted."""
 
+    def twin(self) -> Drafter:
+        """Return a drafter of the same candidates, over the same models, for another sequence."""
+
     def for_rows(self, rows: int) -> RowsDrafter:
         """Return a drafter of the same candidates for a batch of so many rows.
 
@@ -145,6 +148,11 @@ class ModelDrafter:
 
     def roll_back(self, length: int) -> None:
         self.cached.roll_back(length)
+
+    def twin(self) -> ModelDrafter:
+        return ModelDrafter(
+            self.cached.model, width=self.width, kept=self.kept, temperature=self._temperature
+        )
 
     def for_rows(self, rows: int) -> RowsDrafter:
         return ModelRowsDrafter(

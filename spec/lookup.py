@@ -75,6 +75,9 @@ class PromptLookupDrafter:
     def roll_back(self, length: int) -> None:
         self._context.roll_back(length)
 
+    def twin(self) -> PromptLookupDrafter:
+        return PromptLookupDrafter(max_ngram=self.max_ngram, min_ngram=self.min_ngram)
+
     def for_rows(self, rows: int) -> RowsDrafter:
         return PromptLookupRowsDrafter(rows, max_ngram=self.max_ngram, min_ngram=self.min_ngram)
 

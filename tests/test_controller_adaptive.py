@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import numpy as np
@@ -185,17 +186,22 @@ def test_a_new_domain_is_followed() -> None:
 
 @pytest.mark.parametrize("tokens", [24, 96, 400])
 def test_no_request_is_slower_than_the_bound(tokens: int) -> None:
-    """The draft is never right, the predictor believes in it: ε = 1% and two plain steps at worst."""
+    """The draft is never right, and the predictor believes in it.
+
+    Three and a half plain steps, 2.5 deviations of what it predicted, ε = 0.5 % and 1 % for probes.
+    """
     text = Text.make(length=tokens * 4, mean=-20.0, slope=0.0, seed=5)
     policy = AdaptiveLookahead(predictor(1.7, 0.0), table(STAIRS))
     run = simulate(policy, text, Machine(STAIRS), request_tokens=tokens)
     ends = np.cumsum(run.emitted)
-    seconds = np.cumsum(run.round_seconds)
+    steps = np.cumsum(run.round_seconds) / STAIRS.plain
+    luck = 2.5 * math.sqrt(policy._guard._variance)  # the draft is never lucky: V only grows
     before = 0.0
     for request in range(1, 4):
         at = int(np.searchsorted(ends, request * tokens))
-        taken, before = seconds[at] - before, seconds[at]
-        assert taken <= 1.01 * tokens * STAIRS.plain + 2.0 * STAIRS.plain + 1e-6
+        taken, before = steps[at] - before, steps[at]
+        assert taken <= 1.015 * tokens + 3.5 + luck
+        assert tokens < 400 or taken < 1.025 * tokens
 
 
 def test_the_cap_is_never_exceeded() -> None:

@@ -1,147 +1,163 @@
-"""Never slower: the bound holds on every path, whatever rounds take and give."""
+"""Never slower but for luck: the bound holds on every path, and luck alone does not end speculation."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 
 from foredraft.controller import RoundCosts
+from foredraft.controller.economics import emitted_moments
 from foredraft.controller.guard import STALL, SlowdownGuard
 
 COSTS = RoundCosts(draft_step=0.6, verify=(1.0, 1.3, 1.9, 1.4, 2.2))
 
 
-def play(guard: SlowdownGuard, rng: np.random.Generator, *, rounds: int, luck: float) -> float:
-    """Speculate whenever the guard lets us; return the most that elapsed − (1 + ε)·P came to.
+def guard_of(*, credit_max: float = 2.0, deviations: float = 2.5) -> SlowdownGuard:
+    return SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=credit_max, deviations=deviations)
 
-    The machine's speed moves. Each speculative round takes its declared worst and emits 1 token, or
-    all of them with chance `luck`.
-    """
-    elapsed = plain = 0.0
-    worst = -np.inf
-    guard.begin_request()
-    for _ in range(rounds):
+
+def observe(guard: SlowdownGuard, seconds: float, emitted: int, **given: float) -> None:
+    """A round that took what was predicted and gave what was expected, but for what is given."""
+    told = {"predicted": seconds, "expected": emitted, "variance": 0.0, "plain_step": 1.0} | given
+    guard.observe_speculation(seconds, emitted=emitted, **told)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("deviations", [0.0, 2.5])
+def test_the_bound_holds_after_every_round_from_every_round(seed: int, deviations: float) -> None:
+    """Rounds take their worst time, the machine's speed moves, and what is predicted is arbitrary."""
+    rng = np.random.default_rng(seed)
+    guard = guard_of(deviations=deviations)
+    accept, claim = rng.choice([0.0, 0.3, 0.6], 2)
+    lost = tolerated = 0.0  # plain steps since the start
+    least = 0.0  # of lost − tolerated: the worst round to start counting from
+    for round_ in range(400):
+        if round_ % 100 == 50:
+            accept, claim = rng.choice([0.0, 0.3, 0.6], 2)
         t0 = float(rng.uniform(0.5, 1.5))
         costs = RoundCosts(
             draft_step=COSTS.draft_step * t0, verify=tuple(t0 * v for v in COSTS.verify)
         )
-        limit = int(rng.integers(0, 5))
-        cap = costs.largest_cap(guard.room(costs.plain), limit)
+        cap = costs.largest_cap(guard.room(costs.plain), int(rng.integers(0, 5)))
         if cap == 0:
-            seconds, emitted = costs.plain, 1
-            guard.observe_plain(seconds)
-        else:
-            seconds = costs.worst_seconds(cap)
-            emitted = cap + 1 if rng.random() < luck else 1
-            guard.observe_speculation(
-                seconds, emitted=emitted, plain_step=costs.plain, predicted=costs.seconds(cap)
-            )
-        elapsed += seconds
-        plain += emitted * costs.plain
-        worst = max(worst, elapsed - 1.01 * plain)
-    return worst
+            guard.observe_plain()
+            tolerated += 0.01
+            continue
+        expected, variance = emitted_moments([claim ** (k + 1) for k in range(cap)])
+        seconds = costs.worst_seconds(cap)
+        emitted = 1 + int(np.cumprod(rng.random(cap) < accept).sum())
+        observe(
+            guard, seconds, emitted, plain_step=costs.plain, predicted=costs.seconds(cap),
+            expected=expected, variance=variance,
+        )  # fmt: skip
+        lost += seconds / costs.plain - emitted
+        tolerated += 0.01 * seconds / costs.plain
+        luck = deviations * math.sqrt(guard._variance)
+        assert lost - tolerated <= least + 2.0 + 2.0 + luck + 1e-9
+        least = min(least, lost - tolerated)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("luck", [0.0, 0.3])
-def test_the_bound_holds_after_every_round(seed: int, luck: float) -> None:
-    """B₀ is two plain steps, which take 1.5 seconds at most here."""
+def play(guard: SlowdownGuard, *, accept: float, claim: float, seed: int) -> tuple[float, int]:
+    """Speculate two tokens at 1.1 steps whenever the guard lets us, 400 rounds; return the plain steps
+    saved and the rounds that were not let."""
     rng = np.random.default_rng(seed)
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=0.0)
-    assert play(guard, rng, rounds=400, luck=luck) <= 2.0 * 1.5 + 1e-9
+    expected, variance = emitted_moments([claim, claim * claim])
+    saved, refused = 0.0, 0
+    for _ in range(400):
+        if guard.room(1.0) < 1.1:
+            guard.observe_plain()
+            refused += 1
+            continue
+        emitted = 1 + int(np.cumprod(rng.random(2) < accept).sum())
+        observe(guard, 1.25, emitted, predicted=1.25, expected=expected, variance=variance)
+        saved += emitted - 1.25
+    return saved, refused
 
 
-def test_the_bound_is_exact_where_the_plain_step_is_constant() -> None:
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=0.0)
-    guard.begin_request()
-    elapsed = plain = 0.0
-    speculated = 0
-    for _ in range(2000):
-        cap = COSTS.largest_cap(guard.room(1.0), 4)
-        seconds = COSTS.worst_seconds(cap)
-        speculated += cap > 0
-        if cap:
-            guard.observe_speculation(seconds, emitted=1, plain_step=1.0, predicted=seconds)
-        else:
-            guard.observe_plain(seconds)
-        elapsed, plain = elapsed + seconds, plain + 1.0
-        assert elapsed <= 1.01 * plain + 2.0 + 1e-9
-    assert speculated >= 15, "the budget is there to be used"
+def test_luck_alone_does_not_end_speculation() -> None:
+    """A draft that gains 6 % a round, σ = 0.57. In 100 runs of 400 rounds, fewer than 1 round in 50 is refused,
+    and without an allowance for luck more than 1 in 10: the allowance is what does it."""
+    with_luck = [play(guard_of(), accept=0.24, claim=0.24, seed=seed)[1] for seed in range(100)]
+    without = [
+        play(guard_of(deviations=0.0), accept=0.24, claim=0.24, seed=seed)[1] for seed in range(100)
+    ]
+    assert sum(with_luck) < 100 * 400 / 50
+    assert sum(without) > 100 * 400 / 10
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.05, 0.1])
+def test_a_predictor_that_promises_too_much_is_found_out(accept: float) -> None:
+    """It claims 0.3 throughout, and nothing corrects it. Over 400 rounds less than 3 % is lost."""
+    saved = [play(guard_of(), accept=accept, claim=0.3, seed=seed)[0] for seed in range(50)]
+    assert min(saved) > -0.03 * 400
 
 
 def test_an_overrun_is_paid_back_before_the_next_speculation() -> None:
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=0.0)
-    guard.begin_request()
-    guard.observe_speculation(2.9, emitted=1, plain_step=1.0, predicted=1.9)
+    guard = guard_of(deviations=0.0)
+    observe(guard, 2.9, 1, predicted=1.9)
     assert COSTS.largest_cap(guard.room(1.0), 4) == 0
     waited = 0
     while COSTS.largest_cap(guard.room(1.0), 4) == 0:
-        guard.observe_plain(1.0)
+        guard.observe_plain()
         waited += 1
-    assert 60 < waited < 120
+    assert 60 < waited < 150
 
 
 def test_a_lone_stall_is_the_machines_but_slowness_is_not() -> None:
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=0.0)
-    guard.begin_request()
-    before = guard.room(1.0)
-    guard.observe_speculation(20.0, emitted=2, plain_step=1.0, predicted=2.0)
-    assert guard.room(1.0) == pytest.approx(before - STALL * 2.0 + 2.0 * 1.01 + 14.0 * 0.01)
-    guard.observe_speculation(20.0, emitted=2, plain_step=1.0, predicted=2.0)
-    assert guard.room(1.0) < before - 15.0
+    guard = guard_of(credit_max=0.0, deviations=0.0)
+    observe(guard, 20.0, 2, predicted=2.0)
+    assert guard.balance == pytest.approx(2.0 - STALL * 2.0 + 0.01 * STALL * 2.0)
+    before = guard.balance
+    observe(guard, 20.0, 2, predicted=2.0)
+    assert guard.balance < before - 15.0
 
 
-def test_savings_of_earlier_requests_may_be_risked_and_no_more() -> None:
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=6.0)
-    guard.begin_request()
+def test_savings_of_earlier_rounds_may_be_risked_and_no_more() -> None:
+    guard = guard_of()
     fresh = guard.room(1.0)
-    for _ in range(3):
-        guard.observe_speculation(1.5, emitted=3, plain_step=1.0, predicted=1.5)
-    guard.begin_request()
-    assert guard.room(1.0) == pytest.approx(fresh + 4.5)
+    observe(guard, 1.5, 3)
+    assert guard.room(1.0) == pytest.approx(fresh + 1.5)
     for _ in range(50):
-        guard.observe_speculation(1.5, emitted=3, plain_step=1.0, predicted=1.5)
-    guard.begin_request()
-    assert guard.room(1.0) == pytest.approx(fresh + 6.0)
-    guard.observe_speculation(7.0, emitted=1, plain_step=1.0, predicted=7.0)
-    guard.begin_request()
+        observe(guard, 1.5, 3)
+    assert guard.room(1.0) == pytest.approx(fresh + 2.0)
+    observe(guard, 3.0, 1)
     assert guard.room(1.0) == pytest.approx(fresh), "what was lost is gone from the credit"
 
 
-def test_what_requests_lost_is_owed_until_the_tolerance_has_paid_it() -> None:
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=6.0)
-    guard.begin_request()
+def test_good_luck_may_be_risked_like_other_savings() -> None:
+    guard = guard_of()
     fresh = guard.room(1.0)
-    guard.observe_speculation(2.5, emitted=1, plain_step=1.0, predicted=2.5)
-    guard.begin_request()
-    assert guard.room(1.0) == pytest.approx(fresh - 1.5 + 0.01)
-    for _ in range(149):
-        guard.observe_plain(1.0)
-    guard.begin_request()
+    for _ in range(20):
+        observe(guard, 1.0, 3, expected=1.0, variance=0.3)
+    assert guard.room(1.0) == pytest.approx(fresh + 2.0)
+
+
+def test_a_draft_that_pays_is_not_refused_for_paying_less_than_expected() -> None:
+    guard = guard_of()
+    for _ in range(200):
+        observe(guard, 1.0, 2, expected=3.0, variance=0.1)
+    assert guard.room(1.0) == pytest.approx(5.0)
+
+
+def test_what_was_lost_is_owed_until_the_tolerance_has_paid_it() -> None:
+    guard = guard_of()
+    fresh = guard.room(1.0)
+    observe(guard, 2.5, 1)
+    assert guard.room(1.0) == pytest.approx(fresh - 1.5 + 0.025)
+    for _ in range(148):
+        guard.observe_plain()
     assert guard.room(1.0) == pytest.approx(fresh), "paid back by 1% of 150 steps"
     for _ in range(500):
-        guard.observe_plain(1.0)
-    guard.begin_request()
+        guard.observe_plain()
     assert guard.room(1.0) == pytest.approx(fresh), "the tolerance pays debts, and saves nothing up"
 
 
-@pytest.mark.parametrize("length", [3, 30])
-def test_over_all_requests_nothing_is_lost_beyond_one_bound(length: int) -> None:
-    rng = np.random.default_rng(0)
-    guard = SlowdownGuard(tolerance=0.01, budget=2.0, credit_max=6.0)
-    elapsed = plain = 0.0
-    for _ in range(60):
-        guard.begin_request()
-        luck = float(rng.choice([0.0, 0.5]))
-        for _ in range(length):
-            cap = COSTS.largest_cap(guard.room(1.0), 4)
-            emitted = cap + 1 if rng.random() < luck else 1
-            seconds = COSTS.worst_seconds(cap)
-            if cap:
-                guard.observe_speculation(
-                    seconds, emitted=emitted, plain_step=1.0, predicted=seconds
-                )
-            else:
-                guard.observe_plain(seconds)
-            elapsed, plain = elapsed + seconds, plain + emitted
-            assert elapsed <= 1.01 * plain + 2.0 + 1e-9
+def test_the_moments_of_a_round_are_those_of_its_law() -> None:
+    """L = 0, 1, 2 with chances 0.4, 0.42, 0.18."""
+    mean, variance = emitted_moments([0.6, 0.18])
+    chances = {1: 0.4, 2: 0.42, 3: 0.18}
+    assert mean == pytest.approx(sum(n * p for n, p in chances.items()))
+    assert variance == pytest.approx(sum((n - mean) ** 2 * p for n, p in chances.items()))
+    assert emitted_moments([]) == (1.0, 0.0)

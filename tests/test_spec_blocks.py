@@ -36,6 +36,9 @@ class PointMass:
 
     def roll_back(self, length: int) -> None: ...
 
+    def twin(self) -> Any:
+        return self
+
     def for_rows(self, rows: int) -> Any:
         raise ValueError("a point mass is proposed for one row at a time")
 
