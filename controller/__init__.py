@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveLookahead
     from .bandit import GammaBandit
     from .calibration import ReliabilityBin, SurvivalRow
+    from .dense_rows import fit_predictor_from_dense
     from .fitting import FitReport, fit_predictor
     from .latency import LatencyTable, MachineFingerprint
     from .measuring import measure_latency
@@ -43,6 +44,7 @@ __all__ = [
     "best_gamma",
     "expected_tokens",
     "fit_predictor",
+    "fit_predictor_from_dense",
     "measure_latency",
     "objective",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "adaptive": ("AdaptiveLookahead",),
     "bandit": ("GammaBandit",),
     "calibration": ("ReliabilityBin", "SurvivalRow"),
+    "dense_rows": ("fit_predictor_from_dense",),
     "fitting": ("FitReport", "fit_predictor"),
     "latency": ("LatencyTable", "MachineFingerprint"),
     "measuring": ("measure_latency",),

@@ -18,7 +18,7 @@ class ReliabilityBin:
 
     low: float
     high: float
-    count: int
+    count: float  # the sum of their weights: a number of tokens, where each weighs 1
     predicted: float  # mean predicted chance
     observed: float  # share accepted
 
@@ -42,13 +42,17 @@ class Scores:
     ece: float
 
 
-def reliability(chances: Array, accepted: npt.NDArray[np.bool_], bins: int) -> list[ReliabilityBin]:
+def reliability(
+    chances: Array, accepted: npt.NDArray[np.bool_], bins: int, weight: Array | None = None
+) -> list[ReliabilityBin]:
     """Return the non-empty bins of equal width, in order.
 
     Args:
         chances: [N], in [0, 1].
         accepted: [N].
+        weight: [N], above 0; None: 1 each.
     """
+    weight = np.ones(len(chances)) if weight is None else weight
     index = np.minimum((chances * bins).astype(np.intp), bins - 1)
     table = []
     for bin_ in range(bins):
@@ -58,9 +62,9 @@ def reliability(chances: Array, accepted: npt.NDArray[np.bool_], bins: int) -> l
                 ReliabilityBin(
                     low=bin_ / bins,
                     high=(bin_ + 1) / bins,
-                    count=int(members.sum()),
-                    predicted=float(chances[members].mean()),
-                    observed=float(accepted[members].mean()),
+                    count=float(weight[members].sum()),
+                    predicted=float(np.average(chances[members], weights=weight[members])),
+                    observed=float(np.average(accepted[members], weights=weight[members])),
                 )
             )
     return table
@@ -74,15 +78,17 @@ def expected_calibration_error(table: list[ReliabilityBin]) -> float:
     return sum(row.count * abs(row.predicted - row.observed) for row in table) / total
 
 
-def score(chances: Array, accepted: npt.NDArray[np.bool_], bins: int) -> Scores:
+def score(
+    chances: Array, accepted: npt.NDArray[np.bool_], bins: int, weight: Array | None = None
+) -> Scores:
     """Score predicted chances, [N] each. Imports scikit-learn, so not for the decode loop."""
     from sklearn.metrics import log_loss, roc_auc_score
 
     both = bool(accepted.any()) and not bool(accepted.all())
     return Scores(
-        auc=float(roc_auc_score(accepted, chances)) if both else math.nan,
-        log_loss=float(log_loss(accepted, chances, labels=[False, True])),
-        ece=expected_calibration_error(reliability(chances, accepted, bins)),
+        auc=float(roc_auc_score(accepted, chances, sample_weight=weight)) if both else math.nan,
+        log_loss=float(log_loss(accepted, chances, labels=[False, True], sample_weight=weight)),
+        ece=expected_calibration_error(reliability(chances, accepted, bins, weight)),
     )
 
 
@@ -92,16 +98,20 @@ def survival_table(
     depth: npt.NDArray[Any],
     chances: Array,
     accepted: npt.NDArray[np.bool_],
+    weight: Array | None = None,
 ) -> list[SurvivalRow]:
     """Compare predicted S_k with what happened, depth by depth from the left.
 
-    Takes all drafted tokens, [N] each. Tokens after a rejection belong in here: S_k is predicted
-    without knowing that it is lost.
+    Takes all drafted tokens, [N] each; a round weighs as its tokens do. Tokens after a rejection
+    belong in here: S_k is predicted without knowing that it is lost.
     """
     _, row = np.unique(np.stack([request, round_], axis=1), axis=0, return_inverse=True)
     shape = (int(row.max()) + 1, int(depth.max()))
     predicted = np.full(shape, np.nan)  # [rounds, deepest]
     observed = np.full(shape, np.nan)
+    weights = np.ones(shape[0])  # [rounds]
+    if weight is not None:
+        weights[row] = weight
     predicted[row, depth - 1] = chances
     observed[row, depth - 1] = accepted
     predicted, observed = np.cumprod(predicted, axis=1), np.cumprod(observed, axis=1)
@@ -113,8 +123,10 @@ def survival_table(
                 SurvivalRow(
                     depth=column + 1,
                     rounds=int(drafted.sum()),
-                    predicted=float(predicted[drafted, column].mean()),
-                    observed=float(observed[drafted, column].mean()),
+                    predicted=float(
+                        np.average(predicted[drafted, column], weights=weights[drafted])
+                    ),
+                    observed=float(np.average(observed[drafted, column], weights=weights[drafted])),
                 )
             )
     return table

@@ -95,9 +95,11 @@ def fit_predictor(
 
     chances = 1.0 / (1.0 + np.exp(-calibrated))
     tested, accepted = chances[rows.tested], rows.accepted[rows.tested]
-    raw = rows.raw[rows.tested]
-    now, before = (score(c, accepted, config.reliability_bins) for c in (tested, raw))
-    survival = survival_table(rows.request, rows.round, rows.depth, chances, rows.accepted)
+    raw, weight = rows.raw[rows.tested], rows.weight[rows.tested]
+    now, before = (score(c, accepted, config.reliability_bins, weight) for c in (tested, raw))
+    survival = survival_table(
+        rows.request, rows.round, rows.depth, chances, rows.accepted, rows.weight
+    )
     notes += _survival_notes(survival)
     features = [FEATURES[index] for index in used]
     training = _training(rows, now, before, notes) | {"features": features}
@@ -120,8 +122,8 @@ def fit_predictor(
         log_loss_raw=before.log_loss,
         ece=now.ece,
         ece_raw=before.ece,
-        reliability=reliability(tested, accepted, config.reliability_bins),
-        reliability_raw=reliability(raw, accepted, config.reliability_bins),
+        reliability=reliability(tested, accepted, config.reliability_bins, weight),
+        reliability_raw=reliability(raw, accepted, config.reliability_bins, weight),
         survival=survival,
         features=features,
         notes=notes,
@@ -150,23 +152,25 @@ def _choose_features(
     """Return the features to use, and out-of-fold logits [N] of the fit on them.
 
     The smallest set whose log-loss is within a standard error of the best (Breiman et al. 1984): a
-    few hundred tokens pin down the meaning of the top-1 probability, not of fourteen numbers.
+    few hundred tokens pin down the meaning of the top-1 probability, not of fourteen numbers. The
+    error is over tokens of the texts: rows that test the same one from other positions agree.
     """
     logits = [_out_of_fold(rows, folds, used, config) for used in FEATURE_SETS]
     losses = [_losses(rows, one) for one in logits]
-    best = min(losses, key=lambda loss: float(loss.mean()))
+    best = min(losses, key=lambda loss: float(loss.sum()))
+    token = np.unique(rows.token[rows.tested], return_inverse=True)[1]
     for used, one, loss in zip(FEATURE_SETS, logits, losses, strict=True):
-        gap = loss - best
+        gap = np.bincount(token, loss - best)  # of each token
         if gap.mean() <= gap.std() / math.sqrt(len(gap)):
             return used, one
     raise AssertionError("the best set is within its own standard error")
 
 
 def _losses(rows: TraceRows, logits: Array) -> Array:
-    """Return the log-loss of each tested row."""
+    """Return the log-loss of each tested row, times its weight."""
     labels = np.where(np.isnan(rows.soft), rows.accepted, rows.soft)[rows.tested]
     losses: Array = np.logaddexp(0.0, logits[rows.tested]) - labels * logits[rows.tested]
-    return losses
+    return losses * rows.weight[rows.tested]
 
 
 def _out_of_fold(
@@ -264,7 +268,9 @@ def _training(rows: TraceRows, now: Scores, before: Scores, notes: list[str]) ->
     return {
         "rows": int(rows.tested.sum()),
         "prompts": len(np.unique(rows.prompt[rows.tested])),
-        "acceptance": float(rows.accepted[rows.tested].mean()),
+        "acceptance": float(
+            np.average(rows.accepted[rows.tested], weights=rows.weight[rows.tested])
+        ),
         **asdict(now),
         **{f"{name}_raw": value for name, value in asdict(before).items()},
         "scikit_learn": sklearn.__version__,

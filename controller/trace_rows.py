@@ -32,10 +32,12 @@ class TraceRows:
     round: npt.NDArray[Any]
     depth: Ints
     raw: Array  # the draft's top-1 probability
+    weight: Array  # how often a decoding meets the row; 1 where it was met in one
+    context: Ints  # tokens committed before the round
 
     @classmethod
     def read(cls, traces: Mapping[str, npt.NDArray[Any]]) -> TraceRows:
-        """Return the rows of trace columns.
+        """Return the rows of trace columns; a column `weight` is read where there is one.
 
         Raises:
             ValueError: if a column is missing or no token was tested.
@@ -59,7 +61,16 @@ class TraceRows:
             round=np.asarray(traces["round"]),
             depth=np.asarray(traces["depth"]).astype(np.intp),
             raw=np.exp(np.asarray(traces["top1_logprob"]).astype(np.float64)),
+            weight=np.asarray(traces.get("weight", np.ones(len(tested)))).astype(np.float64),
+            context=np.asarray(traces["context_length"]).astype(np.intp),
         )
+
+    @property
+    def token(self) -> Ints:
+        """A number for each token of a text, [N]: dense traces test one from several positions."""
+        where = np.stack([self.request.astype(np.intp), self.context + self.depth], axis=1)
+        token: Ints = np.unique(where, axis=0, return_inverse=True)[1].reshape(-1)
+        return token
 
     def labels(self, chosen: Bools) -> tuple[Ints, Bools, Array]:
         """Return (row, label, weight) of what the chosen rows teach.
@@ -71,15 +82,15 @@ class TraceRows:
         chance = np.where(np.isnan(self.soft), self.accepted, self.soft)[index].clip(0.0, 1.0)
         row = np.concatenate([index, index])
         label = np.repeat([True, False], len(index))
-        weight = np.concatenate([chance, 1.0 - chance])
+        weight = np.concatenate([chance, 1.0 - chance]) * np.tile(self.weight[index], 2)
         kept = weight > 0.0
         return row[kept], label[kept], weight[kept]
 
     def hazards(self) -> tuple[float, ...]:
         """Return smoothed shares of accepted among tested tokens, by depth from 1."""
-        depth = self.depth[self.tested]
-        tested = np.bincount(depth, minlength=2)[1:]
-        hits = np.bincount(depth[self.accepted[self.tested]], minlength=len(tested) + 1)[1:]
+        depth, weight = self.depth[self.tested], self.weight[self.tested]
+        tested = np.bincount(depth, weight, minlength=2)[1:]
+        hits = np.bincount(depth, weight * self.accepted[self.tested])[1:]
         return tuple(((hits + 1.0) / (tested + 2.0)).tolist())
 
     def forecast(self, linear: LinearLogit, bins: int) -> ForecastPrior:
@@ -92,13 +103,14 @@ class TraceRows:
         edges = np.unique(np.quantile(looks, np.linspace(0.0, 1.0, bins + 1)[1:-1]))
         edges = edges[edges > looks.min()]  # so that no bin is empty
         index = np.searchsorted(edges, looks, side="right")
-        everywhere = np.bincount(index).astype(np.float64)  # [K]
-        centers = np.bincount(index, weights=looks) / everywhere
+        everywhere = np.bincount(index, self.weight)  # [K]
+        centers = np.bincount(index, self.weight * looks) / everywhere
         everywhere /= everywhere.sum()
-        first = np.bincount(index[self.depth == 1], minlength=len(everywhere)) + everywhere
+        begins = self.depth == 1
+        first = np.bincount(index[begins], self.weight[begins], len(everywhere)) + everywhere
         following = np.tile(everywhere, (len(everywhere), 1))
         before, after = self._successive()
-        np.add.at(following, (index[before], index[after]), 1.0)
+        np.add.at(following, (index[before], index[after]), self.weight[after])
         following /= following.sum(1, keepdims=True)
         return ForecastPrior(
             edges=tuple(edges.tolist()),
