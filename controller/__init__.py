@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .bandit import GammaBandit
     from .calibration import ReliabilityBin, SurvivalRow
     from .dense_rows import fit_predictor_from_dense
+    from .fallback import load_or_bandit
     from .fitting import FitReport, fit_predictor
     from .latency import LatencyTable, MachineFingerprint
     from .measuring import measure_latency
@@ -45,6 +46,7 @@ __all__ = [
     "expected_tokens",
     "fit_predictor",
     "fit_predictor_from_dense",
+    "load_or_bandit",
     "measure_latency",
     "objective",
 ]
@@ -54,6 +56,7 @@ _HOMES = {
     "bandit": ("GammaBandit",),
     "calibration": ("ReliabilityBin", "SurvivalRow"),
     "dense_rows": ("fit_predictor_from_dense",),
+    "fallback": ("load_or_bandit",),
     "fitting": ("FitReport", "fit_predictor"),
     "latency": ("LatencyTable", "MachineFingerprint"),
     "measuring": ("measure_latency",),

@@ -103,12 +103,12 @@ class TraceRows:
         edges = np.unique(np.quantile(looks, np.linspace(0.0, 1.0, bins + 1)[1:-1]))
         edges = edges[edges > looks.min()]  # so that no bin is empty
         index = np.searchsorted(edges, looks, side="right")
-        everywhere = np.bincount(index, self.weight)  # [K]
+        everywhere: Array = np.bincount(index, self.weight).astype(np.float64)  # [K]
         centers = np.bincount(index, self.weight * looks) / everywhere
         everywhere /= everywhere.sum()
         begins = self.depth == 1
         first = np.bincount(index[begins], self.weight[begins], len(everywhere)) + everywhere
-        following = np.tile(everywhere, (len(everywhere), 1))
+        following: Array = np.tile(everywhere, (len(everywhere), 1))
         before, after = self._successive()
         np.add.at(following, (index[before], index[after]), self.weight[after])
         following /= following.sum(1, keepdims=True)

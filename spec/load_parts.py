@@ -73,8 +73,8 @@ def load_lookahead(
         target, draft: the models in use; a folder made with others is refused. None: not checked.
 
     Raises:
-        ValueError: if the folder holds no lookahead, one for other models or another machine, or one
-            that nothing installed can load.
+        ValueError: if the folder holds no lookahead, or one that nothing installed can load. What is done
+            about one for other models or another machine is up to what loads it.
     """
     if isinstance(lookahead, int):
         return FixedLookahead(lookahead)
@@ -83,7 +83,7 @@ def load_lookahead(
     description = Path(lookahead) / "lookahead.json"
     if not description.is_file():
         raise ValueError(f"lookahead: {lookahead} has no lookahead.json")
-    kind = json.loads(description.read_text()).get("policy")
+    kind = _policy_of(description)
     loaders = {
         point.name: point for point in importlib.metadata.entry_points(group="foredraft.lookahead")
     }
@@ -95,3 +95,11 @@ def load_lookahead(
     }
     policy: LookaheadPolicy = loaders[kind].load()(lookahead, **prints)
     return policy
+
+
+def _policy_of(description: Path) -> Any:
+    """Return the kind of policy that a `lookahead.json` describes."""
+    try:
+        return json.loads(description.read_text())["policy"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{description}: not the description of a lookahead: {error}") from error
