@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..controller import AdaptiveLookahead
-from ..data import CorpusConfig, TraceConfig, load_prompts, write_corpus
+from ..data import CorpusConfig, DenseConfig, TraceConfig, load_prompts, write_corpus
 from ..spec import (
     SamplingParams,
     SpeculativeDecoder,
@@ -78,20 +78,34 @@ def run_fit(config: FitCommand) -> None:
         limit_per_domain=config.prompts_per_domain,
     )
     folder = Path(config.output)
-    settings = TraceConfig(
-        gamma=config.gamma, max_tokens=config.max_tokens, temperatures=config.temperatures
-    )
+    traces = folder / "traces"
+    sampled = tuple(value for value in config.temperatures if value > 0.0)
     with Bar(Console()) as update:
-        print(
-            fitting.trace(
-                decoder,
-                prompts,
-                folder / "traces",
-                settings,
-                progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
+        if len(sampled) < len(config.temperatures):
+            dense = DenseConfig(gamma_max=config.gamma_max, max_tokens=config.max_tokens)
+            print(
+                fitting.trace_everywhere(
+                    decoder,
+                    prompts,
+                    traces,
+                    dense,
+                    lambda done, wanted: update(done, wanted, "texts"),
+                )
             )
-        )
-    print(fitting.fit(decoder, folder / "traces", folder, config.gamma_max))
+        if sampled:
+            settings = TraceConfig(
+                gamma=config.gamma, max_tokens=config.max_tokens, temperatures=sampled
+            )
+            print(
+                fitting.trace(
+                    decoder,
+                    prompts,
+                    traces,
+                    settings,
+                    progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
+                )
+            )
+    print(fitting.fit(decoder, traces, folder, config.gamma_max))
 
 
 def run_compare(config: CompareCommand) -> None:

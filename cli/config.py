@@ -56,11 +56,12 @@ class FitCommand:
     max_tokens: int = 48
     """Most tokens of an answer."""
     gamma: int = 4
-    """Tokens drafted in every round while tracing."""
+    """Tokens drafted in every round of a sampled answer."""
     gamma_max: int = 8
     """Largest γ whose cost is measured and which may be chosen."""
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    """Each prompt is decoded once per temperature; 0 is greedy."""
+    """Each prompt is answered once per temperature. 0 is greedy: the draft is asked at every position of that
+    answer, which teaches most."""
     device: str = "cpu"
     """Device of both models."""
     dtype: str = "float32"

@@ -19,6 +19,7 @@ from rich.console import Console
 from ..controller import AdaptiveLookahead
 from ..data import (
     CorpusConfig,
+    DenseConfig,
     TraceConfig,
     load_prompts,
     read_corpus,
@@ -163,16 +164,22 @@ class _Demo:
         self.decoder.with_lookahead(FixedLookahead(3)).chat([dev[0].messages], params)
         rate = 16 / (time.perf_counter() - begun)
         length = 40
-        count = int(TRACE * self.seconds * rate / length / 2)
-        traces = TraceConfig(gamma=3, max_tokens=length, temperatures=(0.0, 1.0))
+        # Half of the time for answers at temperature 1, whose α is compared with training's, half for greedy
+        # ones of twice the length, written in batches and drafted from at every position: a third a token.
+        count = max(4, min(int(TRACE / 2 * self.seconds * rate / length), len(dev)))
+        folder = self.folder / "traces"
+        traces = TraceConfig(gamma=3, max_tokens=length, temperatures=(1.0,))
+        dense = DenseConfig(gamma_max=min(5, self.config.gamma_max), max_tokens=2 * length)
         with Bar(self.console) as update:
-            return fitting.trace(
+            sampled = fitting.trace(
                 self.decoder,
-                dev[: max(4, min(count, len(dev)))],
-                self.folder / "traces",
+                dev[:count],
+                folder,
                 traces,
                 progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
             )
+            greedy = fitting.trace_everywhere(self.decoder, dev[: 2 * count], folder, dense)
+        return f"{sampled}; {greedy}"
 
     def fit(self) -> str:
         line = fitting.fit(

@@ -8,20 +8,37 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..controller import AdaptiveLookahead, LatencyTable, fit_predictor, measure_latency
+from ..controller import (
+    AdaptiveLookahead,
+    FitReport,
+    LatencyTable,
+    fit_predictor,
+    fit_predictor_from_dense,
+    measure_latency,
+)
 from ..data import (
+    CorpusConfig,
+    DenseConfig,
     Prompt,
     TraceConfig,
-    TraceManifest,
+    read_corpus,
+    read_dense_traces,
     read_trace_texts,
     read_traces,
+    record_dense_traces,
     record_traces,
+    write_corpus,
 )
-from ..spec import ModelDrafter, SpeculativeDecoder, encode_text
+from ..data.manifests import MANIFEST_FILE
+from ..spec import ModelDrafter, SpeculativeDecoder, encode_text, model_fingerprint
 from ..train import evaluate_draft
 from .report_data import Latency, LoopAlpha, Predictor, ReliabilityBin
 
 FIT_FILE = "fit.json"
+GREEDY, DENSE = (
+    "greedy",
+    "dense",
+)  # folders beside decode traces: greedy answers, what is drafted in them
 Progress = Callable[[int, int, int], None]
 
 
@@ -40,13 +57,35 @@ def trace(
     )
 
 
+def trace_everywhere(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    folder: Path,
+    config: DenseConfig,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """Let the target answer greedily, record what is drafted at every position; return a line about it."""
+    settings = CorpusConfig(temperatures=(0.0,), max_new_tokens=config.max_tokens)
+    texts = folder / GREEDY
+    write_corpus(decoder.target.model, decoder.tokenizer, prompts, texts, settings)
+    rows = read_corpus(texts, complete_only=False)
+    record_dense_traces(decoder, rows, folder / DENSE, config, progress=progress)
+    positions = sum(len(row.response_ids) for row in rows)
+    return f"{len(rows)} greedy answers, drafted from each of {positions} positions"
+
+
 def fit(decoder: SpeculativeDecoder, traces: Path, folder: Path, gamma_max: int) -> str:
-    """Measure this machine, fit the predictor, write the lookahead folder; return a line about it."""
-    manifest = TraceManifest.load(traces)
-    target, draft = manifest.target_fingerprint, manifest.draft_fingerprint
+    """Measure this machine, fit the predictor, write the lookahead folder; return a line about it.
+
+    Args:
+        traces: what `trace` recorded, or `trace_everywhere`, or both: then the sampled texts of the one and
+            all of the other.
+    """
+    target = model_fingerprint(decoder.target.model)
+    draft = model_fingerprint(drafter_of(decoder).cached.model)
     prompt = encode_text(decoder.tokenizer, "The quick brown fox jumps over the lazy dog. ")
     table = measure_latency(decoder, gamma_max, prompt=prompt, target=target, draft=draft)
-    report = fit_predictor(read_traces(traces), target=target, draft=draft)
+    report = _fit_predictor(traces, target, draft)
     AdaptiveLookahead(report.predictor, table, gamma_max=gamma_max).save(folder)
     (folder / FIT_FILE).write_text(json.dumps(report.to_dict(), default=float) + "\n")
     verify = "/".join(f"{1e3 * seconds:.0f}" for seconds in table.verify_seconds)
@@ -55,6 +94,16 @@ def fit(decoder: SpeculativeDecoder, traces: Path, folder: Path, gamma_max: int)
         f"calibration; draft step {1e3 * table.draft_step_seconds:.1f} ms, "
         f"verify 1…{gamma_max + 1} tokens {verify} ms"
     )
+
+
+def _fit_predictor(traces: Path, target: str, draft: str) -> FitReport:
+    decoded = read_traces(traces) if (traces / MANIFEST_FILE).is_file() else None
+    if (traces / DENSE).is_dir():
+        texts = read_dense_traces(traces / DENSE)
+        return fit_predictor_from_dense(texts, sampled=decoded, target=target, draft=draft)
+    if decoded is None:
+        raise ValueError(f"traces: {traces} holds none")
+    return fit_predictor(decoded, target=target, draft=draft)
 
 
 def describe_latency(folder: Path) -> Latency:

@@ -33,7 +33,7 @@ def entry_points_of_this_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     installed = importlib.metadata.entry_points
 
-    def entry_points(**params: Any) -> EntryPoints:
+    def entry_points(**params: Any) -> Any:
         return points if params == {"group": group} else installed(**params)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
