@@ -38,6 +38,43 @@ class CorpusCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCommand:
+    """Say what drafts of several sizes would cost and gain on this machine, before any is trained."""
+
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    corpus: str
+    """Folder of a target-written corpus, small will do: some rows to train on and some held out."""
+    output: str = "runs/plan.json"
+    """File of the figures."""
+    layers: tuple[int, ...] = (1, 2, 3, 4)
+    """Layers of the drafts: the target's first ones."""
+    head_tokens: tuple[int, ...] = (4096, 16384, 1_000_000)
+    """Tokens that they can propose; as many as the vocabulary or more: all."""
+    gain: float = 0.04
+    """What training is expected to add to the α of the start: 0.04 is what the demo's four minutes added."""
+    tokens: int = 100_000
+    """Supervised tokens of the training, for its time."""
+    rows: int = 64
+    """Most corpus rows that a start is fitted on, and most that it is judged on."""
+    gamma_max: int = 8
+    """Largest γ."""
+    loss: str = "tv"
+    """What would be trained on."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "head_tokens"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must have at least one number, got none")
+            for value in getattr(self, name):
+                check_integer(name, value, low=1)
+        for name in ("tokens", "rows", "gamma_max"):
+            check_integer(name, getattr(self, name), low=1)
+        if not 0.0 <= self.gain < 1.0:
+            raise ValueError(f"gain must be in [0, 1), got {self.gain!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitCommand:
     """Measure this machine and learn when the draft is believed; writes a lookahead folder."""
 

@@ -16,6 +16,7 @@ from .config import (
     ExportCommand,
     FitCommand,
     GenerateCommand,
+    PlanCommand,
     VerifyCommand,
 )
 
@@ -23,6 +24,7 @@ from .config import (
 COMMANDS: dict[str, tuple[type, str, str]] = {
     "demo": (DemoCommand, "demo", "run_demo"),
     "corpus": (CorpusCommand, "commands", "run_corpus"),
+    "plan": (PlanCommand, "planning", "run_plan"),
     "train": (DistillConfig, "commands", "run_train"),
     "fit": (FitCommand, "commands", "run_fit"),
     "compare": (CompareCommand, "commands", "run_compare"),

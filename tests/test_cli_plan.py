@@ -1,0 +1,67 @@
+"""`foredraft plan`: a grid of drafts with what they cost and gain, and the best of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from foredraft.cli import main as cli
+from foredraft.cli.planning import _best, _break_even
+from foredraft.controller import RoundCosts
+from toy_corpus import random_rows, write_corpus_folder
+from toys import byte_tokenizer, tiny_llama
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[str]:
+    target = tiny_llama()
+    target.save_pretrained(tmp_path / "target")
+    byte_tokenizer().save_pretrained(tmp_path / "target")
+    rows = random_rows(24) + random_rows(6, split="dev", seed=1)
+    corpus = write_corpus_folder(tmp_path / "corpus", target, rows)
+    return [
+        "plan", "--target", str(tmp_path / "target"), "--corpus", corpus, "--gamma_max", "3",
+        "--output", str(tmp_path / "new" / "plan.json"),
+    ]  # fmt: skip
+
+
+def test_a_grid_is_measured_and_the_best_recommended(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*asked, "--layers", "[1,2]", "--head_tokens", "[64,1000]"]) == 0
+    found = json.loads((tmp_path / "new" / "plan.json").read_text())
+    drafts = {(draft["layers"], draft["head_tokens"]): draft for draft in found["drafts"]}
+    assert list(drafts) == [(1, 64), (1, 260), (2, 64), (2, 260)]
+    for draft in drafts.values():
+        assert 0.0 < draft["alpha_start"] <= draft["alpha"] <= draft["coverage"] + 1e-6
+        assert draft["step_seconds"] > 0.0
+        assert draft["training_seconds"] > 0.0
+    assert drafts[1, 64]["coverage"] < drafts[1, 260]["coverage"] == pytest.approx(1.0)
+    assert drafts[1, 64]["parameters"] < drafts[1, 260]["parameters"] < drafts[2, 260]["parameters"]
+    whole = drafts[2, 260]  # all of the target's layers and its whole head
+    assert whole["alpha_start"] > 0.95
+    assert found["best"] in found["drafts"]
+    assert found["best"]["speedup"] == max(draft["speedup"] for draft in drafts.values())
+    said = capsys.readouterr().out
+    assert re.search(r"Recommended: --layers \d|None of these is expected to be faster", said)
+
+
+def test_more_layers_than_the_target_has_are_named(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*asked, "--layers", "[9]"]) == 2
+    assert "layers must be in [1, 2]" in capsys.readouterr().err
+    assert cli.main([*asked, "--layers", "[]"]) == 2
+    assert "layers must have at least one number" in capsys.readouterr().err
+
+
+def test_speedup_and_break_even_follow_from_the_costs() -> None:
+    """One token costs 1, verifying two 1.1, a draft step 0.1: γ = 1 pays where 1 + α > 1.2."""
+    costs = RoundCosts(draft_step=0.1, verify=(1.0, 1.1))
+    assert _break_even(costs) == pytest.approx(0.21)
+    assert _best(costs, 0.5) == (1, pytest.approx(1.5 / 1.2))
+    assert _best(costs, 0.1) == (0, pytest.approx(1.0))
+    assert _break_even(RoundCosts(draft_step=2.0, verify=(1.0, 1.0))) == 1.0
