@@ -1,11 +1,11 @@
 """Peak memory and time of a loss, forward and backward: in chunks of tokens against all logits at once.
 
-    OMP_NUM_THREADS=1 python benchmarks/loss_memory.py --loss kl --chunk_tokens 128
+    OMP_NUM_THREADS=1 python benchmarks/loss_memory.py --loss kl --chunk_tokens 256
 
 Each arm runs in a process of its own; its peak is the largest resident size of that process less the size
 when only the inputs were there. All logits at once do not fit for many tokens: `dense_tokens` says how many
-do, and times are compared on as many. They are the least of the repeats, of the thread's own processor
-time, so that other work does not enter.
+do, and times are compared on as many, in turn. They are medians of the repeats, of the thread's own
+processor time, so that other work enters little.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import jsonargparse
@@ -43,12 +44,12 @@ class LossBenchmark:
     """Rows of both heads."""
     hidden: int = 1024
     """Width of both states."""
-    chunk_tokens: int = 128
+    chunk_tokens: int = 256
     """Tokens whose logits exist at the same time in the chunked arms."""
     temperature: float = 1.0
     """Divides the logits of both."""
-    repeats: int = 2
-    """Of the arms whose times are compared."""
+    repeats: int = 3
+    """Of the arms whose times are compared, each in a process of its own."""
     threads: int = 1
     """Of torch; the time is that of the first thread alone."""
     out: str | None = None
@@ -76,35 +77,43 @@ class Arm(NamedTuple):
     tokens: int
     peak_gb: float  # above the inputs
     inputs_gb: float  # states and heads
-    seconds: float  # of a forward and backward, the least of the repeats
+    seconds: float  # of processor time, user and system, for a forward and backward
+    wall_seconds: float
     loss: float  # a token
 
 
-def run(config: LossBenchmark) -> dict[str, Arm]:
-    """Measure the arms one after the other; print a line for each, and the ratio of the times."""
-    few = config.dense_tokens
-    arms = {
-        "chunked": _alone(config, config.tokens, 1, dense=False),
-        "dense_few": _alone(config, few, config.repeats, dense=True),
-        "chunked_few": _alone(config, few, config.repeats, dense=False),
-    }
-    for name, arm in arms.items():
+def run(config: LossBenchmark) -> dict[str, list[Arm]]:
+    """Measure the arms, dense and chunked in turn; print a line for each, and the ratio of their times."""
+    arms: dict[str, list[Arm]] = {"chunked": [], "dense_few": [], "chunked_few": []}
+    arms["chunked"].append(_alone(config, config.tokens, dense=False))
+    for _ in range(config.repeats):
+        arms["dense_few"].append(_alone(config, config.dense_tokens, dense=True))
+        arms["chunked_few"].append(_alone(config, config.dense_tokens, dense=False))
+    for name, found in arms.items():
         print(
-            f"{name}: {arm.tokens} tokens, peak {arm.peak_gb:.3f} GB above {arm.inputs_gb:.3f} GB of "
-            f"inputs, {arm.seconds:.2f} s, loss {arm.loss:.6f}"
+            f"{name}: {found[0].tokens} tokens, peak {max(arm.peak_gb for arm in found):.3f} GB above "
+            f"{found[0].inputs_gb:.3f} GB of inputs, {median(arm.seconds for arm in found):.2f} s "
+            f"({median(arm.wall_seconds for arm in found):.2f} s by the clock), "
+            f"loss {found[0].loss:.6f}"
         )
-    ratio = arms["chunked_few"].seconds / arms["dense_few"].seconds
-    print(f"chunked takes {ratio:.3f} of dense's time on {few} tokens")
+    ratios = [
+        few.seconds / dense.seconds
+        for few, dense in zip(arms["chunked_few"], arms["dense_few"], strict=True)
+    ]
+    print(
+        f"chunked takes {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) of dense's time "
+        f"on {config.dense_tokens} tokens"
+    )
     return arms
 
 
-def _alone(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) -> Arm:
+def _alone(config: LossBenchmark, tokens: int, *, dense: bool) -> Arm:
     # From a server that has imported this file and done nothing: a fork would start at this process's size.
     with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
-        return pool.submit(measure, config, tokens, repeats, dense=dense).result()
+        return pool.submit(measure, config, tokens, dense=dense).result()
 
 
-def measure(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) -> Arm:
+def measure(config: LossBenchmark, tokens: int, *, dense: bool) -> Arm:
     """Measure one arm in this process, which must be a fresh one for the peak to be the arm's."""
     torch.set_num_threads(config.threads)
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +124,8 @@ def measure(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) ->
         torch.randn(tokens, config.hidden, generator=generator).mul_(config.hidden**-0.5)
         for _ in range(2)
     )  # [N, d]
-    inputs = [draft_hidden.requires_grad_(), weights[0].requires_grad_()]
+    draft_hidden.requires_grad_()
+    weights[0].requires_grad_()
     heads = [LogitHead(weight, None, None) for weight in weights]
     divergence = loss_for(config._of_training()).divergence
 
@@ -128,17 +138,13 @@ def measure(config: LossBenchmark, tokens: int, repeats: int, *, dense: bool) ->
         )
 
     before = psutil.Process().memory_info().rss / 1e9
-    peak, seconds = 0.0, []
-    for _ in range(repeats):
-        begun = time.thread_time()
-        loss = total() / tokens
-        loss.backward()  # type: ignore[no-untyped-call]
-        seconds.append(time.thread_time() - begun)
-        peak = peak or peak_memory_gb(loss.device)  # the first pass's
-        for tensor in inputs:
-            tensor.grad = None
+    clock, begun = time.perf_counter(), time.thread_time()
+    loss = total() / tokens
+    loss.backward()  # type: ignore[no-untyped-call]
+    seconds, wall = time.thread_time() - begun, time.perf_counter() - clock
+    peak = peak_memory_gb(loss.device)
     size = sum(tensor.nbytes for tensor in (*weights, draft_hidden, target_hidden)) / 1e9
-    return Arm(tokens, peak - before, size, min(seconds), loss.item())
+    return Arm(tokens, peak - before, size, seconds, wall, loss.item())
 
 
 def main() -> None:
@@ -146,7 +152,7 @@ def main() -> None:
     config = jsonargparse.auto_cli(LossBenchmark, as_positional=False)
     arms = run(config)
     if config.out is not None:
-        figures = {name: arm._asdict() for name, arm in arms.items()}
+        figures = {name: [arm._asdict() for arm in found] for name, found in arms.items()}
         write_json(Path(config.out), {"config": asdict(config), "arms": figures})
 
 

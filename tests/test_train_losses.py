@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import foredraft.train.losses as losses_module
 from foredraft.train import DistillConfig
 from foredraft.train.config import LOSSES
 from foredraft.train.divergences import (
@@ -23,6 +24,7 @@ from foredraft.train.divergences import (
 )
 from foredraft.train.heads import LogitHead
 from foredraft.train.losses import chunked_divergence, dense_divergence
+from live_memory import LiveMemory
 
 N, V, D_DRAFT, D_TARGET = 13, 17, 5, 7
 KEPT = torch.tensor([0, 2, 3, 7, 11])
@@ -223,13 +225,22 @@ def written_out(name: str, p: torch.Tensor, q: torch.Tensor, kept: torch.Tensor)
     }[name]
 
 
+def show_at_once(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show divergences at most so many tokens of a chunk at once."""
+    monkeypatch.setattr(losses_module, "_block_rows", lambda logits: rows)
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_chunked_equals_dense_and_what_is_written_out(
-    name: str, temperature: float, cut: bool
+    name: str, temperature: float, cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Value and gradient; acceptance is of the target's law over the whole vocabulary."""
+    """Value and gradient; acceptance is of the target's law over the whole vocabulary.
+
+    Chunks are of 5, 5 and 3 tokens, in blocks of 2 and what is left.
+    """
+    show_at_once(2, monkeypatch)
     hidden, head, target_hidden, target_head = parts(bias=True, softcap=None)
     assert head.bias is not None
     kept = KEPT if cut else torch.arange(V)
@@ -243,7 +254,7 @@ def test_every_loss_chunked_equals_dense_and_what_is_written_out(
     draft_head = LogitHead(head.weight[kept], head.bias[kept], None)
     args = (hidden, draft_head, target_hidden, target_head.rows(kept), loss.divergence)
     dense = dense_divergence(*args, log_sums=log_sums, temperature=temperature)
-    chunked = chunked_divergence(*args, log_sums=log_sums, temperature=temperature, chunk_tokens=4)
+    chunked = chunked_divergence(*args, log_sums=log_sums, temperature=temperature, chunk_tokens=5)
     assert abs(dense.item() - chunked.item()) < 1e-10
     for expected, got in zip(
         torch.autograd.grad(dense, [hidden, head.weight, head.bias], retain_graph=True),
@@ -301,17 +312,41 @@ def test_chunked_equals_dense_in_value_and_gradient(
         assert (expected - got).abs().max() < 1e-10
 
 
-def test_gradcheck() -> None:
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "lk"])  # λ takes no gradient
+def test_gradcheck(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    show_at_once(2, monkeypatch)
     hidden, head, target_hidden, target_head = parts(bias=True, softcap=2.0)
 
     def loss(hidden: Any, weight: Any, bias: Any) -> torch.Tensor:
         return chunked_divergence(
-            hidden, LogitHead(weight, bias, 2.0), target_hidden, target_head, forward_kl,
-            temperature=1.3, chunk_tokens=5,
+            hidden, LogitHead(weight, bias, 2.0), target_hidden, target_head,
+            loss_named(name).divergence, temperature=1.3, chunk_tokens=5,
         )  # fmt: skip
 
     assert head.bias is not None
     assert torch.autograd.gradcheck(loss, (hidden, head.weight, head.bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_chunked_equals_dense_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean and its gradients, to 1e-6, where laws are sharp and the vocabulary is not tiny."""
+    show_at_once(4, monkeypatch)
+    generator = torch.Generator().manual_seed(3)
+    tokens, vocabulary, width = 37, 700, 24
+    weight, other = (torch.randn(vocabulary, width, generator=generator) for _ in range(2))
+    hidden, states = (torch.randn(tokens, width, generator=generator) for _ in range(2))
+    args = (
+        hidden.requires_grad_(), LogitHead(weight.requires_grad_(), None, None),
+        states, LogitHead(other, None, None), loss_named(name).divergence,
+    )  # fmt: skip
+    found = []
+    for total in (dense_divergence(*args), chunked_divergence(*args, chunk_tokens=11)):
+        grads = torch.autograd.grad(total / tokens, (hidden, weight))
+        found.append([total.detach() / tokens, *grads])
+    scale = max(1.0, found[0][0].item())
+    for dense, chunked in zip(*found, strict=True):
+        assert dense.abs().max() > 1e-4
+        assert (dense - chunked).abs().max() < 1e-6 * scale
 
 
 @pytest.mark.parametrize("chunk", [2, 4])
@@ -335,6 +370,45 @@ def test_logits_of_more_than_a_chunk_never_exist(chunk: int) -> None:
         assert max(kept) <= chunk
         dense_divergence(hidden, head, target_hidden, target_head, spy)
         assert max(shown) == max(kept) == N
+
+
+def test_a_divergence_is_shown_few_tokens_at_once_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many as make 2 MiB of logits a thread, at least one; on an accelerator the whole chunk."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    rows = losses_module._block_rows
+    assert rows(torch.empty(256, 128_256, device="meta")) == 256
+    assert rows(torch.empty(1, 128_256).expand(256, -1)) == 4
+    assert rows(torch.empty(1, 1 << 20).expand(256, -1)) == 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert rows(torch.empty(1, 128_256).expand(256, -1)) == 65
+
+
+def test_the_memory_of_a_chunk_is_two_products_and_a_few_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes alive at once, forward and backward; the reference holds many of the size of all logits."""
+    show_at_once(2, monkeypatch)
+    tokens, vocabulary, width, chunk = 128, 2048, 4, 16
+    generator = torch.Generator().manual_seed(4)
+    weight, other = (torch.randn(vocabulary, width, generator=generator) for _ in range(2))
+    hidden, states = (torch.randn(tokens, width, generator=generator) for _ in range(2))
+    args = (
+        hidden.requires_grad_(), LogitHead(weight.requires_grad_(), None, None),
+        states, LogitHead(other, None, None), forward_kl,
+    )  # fmt: skip
+    row = 4 * vocabulary  # bytes of a token's logits
+    with LiveMemory() as dense:
+        dense_divergence(*args).backward()  # type: ignore[no-untyped-call]
+    weight.grad = hidden.grad = None
+    with LiveMemory() as chunked:
+        chunked_divergence(*args, chunk_tokens=chunk).backward()  # type: ignore[no-untyped-call]
+    small = weight.nbytes + 2 * (
+        hidden.nbytes + states.nbytes
+    )  # the head's gradient and the states'
+    assert dense.peak_bytes > 4 * tokens * row
+    assert 2 * chunk * row < chunked.peak_bytes < (2 * chunk + 10 * 2) * row + 2 * small
 
 
 @pytest.mark.parametrize("name", LOSSES)

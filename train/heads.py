@@ -24,8 +24,15 @@ class LogitHead(NamedTuple):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [N, V] of hidden states [N, d], in float32 or better."""
-        raw = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
-        return cap_logits(at_least_float32(raw), self.softcap)
+        return self.from_products(self.products(hidden))
+
+    def products(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden [N, d] · weightᵀ + bias, what logits are made of: [N, V], in the head's dtype."""
+        return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+    def from_products(self, products: torch.Tensor) -> torch.Tensor:
+        """Return the logits [N, V] that products [N, V] stand for, in float32 or better."""
+        return cap_logits(at_least_float32(products), self.softcap)
 
     def rows(self, tokens: torch.Tensor) -> LogitHead:
         """Return the head of the vocabulary entries `tokens` [V'] alone, as a copy."""

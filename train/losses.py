@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from .alignment import Alignment
 from .divergences import Divergence
-from .heads import LogitHead, at_least_float32, cap_logits, divided, head_of
+from .heads import LogitHead, divided, head_of
 from .packing import Batch, supervised_states
 
 
@@ -39,17 +39,17 @@ def dense_divergence(
             vocabulary; None: over these V rows; inf: none of its law is on them.
         temperature: divides the logits of both.
     """
-    target_logits = _log_probs(target_head, target_hidden, log_sums, temperature)
-    draft_logits = divided(draft_head.logits(draft_hidden), temperature)
+    with torch.no_grad():
+        target_logits = _log_probs(target_head.logits(target_hidden), log_sums, temperature)
+    draft_logits = divided(draft_head.logits(draft_hidden), temperature)  # [N, V]
     return divergence(target_logits, draft_logits).sum()
 
 
-@torch.no_grad()
 def _log_probs(
-    head: LogitHead, hidden: torch.Tensor, log_sums: torch.Tensor | None, temperature: float
+    logits: torch.Tensor, log_sums: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
-    """Return the target's logits as log-probabilities: [n, V]."""
-    logits = divided(head.logits(hidden), temperature)  # [n, V]
+    """Return the target's logits [n, V], no longer needed, as log-probabilities: [n, V]."""
+    logits = divided(logits, temperature)
     return logits.log_softmax(-1) if log_sums is None else logits.sub_(log_sums[:, None])
 
 
@@ -67,26 +67,35 @@ def chunked_divergence(
     """Return what `dense_divergence` does, value and gradient, with one chunk's logits at a time.
 
     The gradients of hidden states and head are made in the forward, chunk by chunk, so that nothing
-    of size [N, V] is kept for the backward.
+    of size [N, V] is kept for the backward. Within a chunk the divergence is shown few tokens at once: the
+    many tensors of the size of its logits that it makes stay small, and on a CPU in its cache.
     """
 
-    def chunk_loss(raw: torch.Tensor, chunk: slice) -> torch.Tensor:
-        sums = None if log_sums is None else log_sums[chunk]
-        target_logits = _log_probs(target_head, target_hidden[chunk], sums, temperature)  # [n, V]
-        draft_logits = divided(cap_logits(at_least_float32(raw), draft_head.softcap), temperature)
+    def target_products(tokens: slice) -> torch.Tensor:
+        return target_head.products(target_hidden[tokens])
+
+    def loss(target: torch.Tensor, draft: torch.Tensor, tokens: slice) -> torch.Tensor:
+        sums = None if log_sums is None else log_sums[tokens]
+        target_logits = _log_probs(target_head.from_products(target), sums, temperature)  # [n, V]
+        draft_logits = divided(draft_head.from_products(draft), temperature)  # [n, V]
         return divergence(target_logits, draft_logits).sum()
 
     total: torch.Tensor = _ChunkedLinearLoss.apply(  # type: ignore[no-untyped-call]
-        draft_hidden, draft_head.weight, draft_head.bias, chunk_loss, chunk_tokens
+        draft_hidden, draft_head.weight, draft_head.bias, target_products, loss, chunk_tokens
     )
     return total
 
 
-ChunkLoss = Callable[[torch.Tensor, slice], torch.Tensor]
+# Logits that a thread of a CPU works on at once: 2 MiB in float32, which its cache holds, and far below the
+# sizes that the C library takes from the system, and gives back, each time.
+BLOCK_LOGITS = 1 << 19
+
+TargetProducts = Callable[[slice], torch.Tensor]  # of tokens: [n, V]
+BlockLoss = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]  # of both products [n, V]
 
 
 class _ChunkedLinearLoss(torch.autograd.Function):
-    """Σ over chunks of loss(hidden · weightᵀ + bias)."""
+    """Σ over chunks of loss(target_products, hidden · weightᵀ + bias)."""
 
     @staticmethod
     def forward(
@@ -94,7 +103,8 @@ class _ChunkedLinearLoss(torch.autograd.Function):
         hidden: torch.Tensor,  # [N, d]
         weight: torch.Tensor,  # [V, d]
         bias: torch.Tensor | None,  # [V]
-        chunk_loss: ChunkLoss,
+        target_products: TargetProducts,
+        loss: BlockLoss,
         chunk_tokens: int,
     ) -> torch.Tensor:
         # Products in the dtype that autocast would choose, sums in the parameters' own.
@@ -112,14 +122,16 @@ class _ChunkedLinearLoss(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_tokens):
                 chunk = slice(start, start + chunk_tokens)
                 low_hidden = hidden[chunk].to(dtype)  # [n, d]
-                loss, grad = _loss_and_gradient(low_hidden, low_weight, low_bias, chunk_loss, chunk)
-                total += loss
-                grad_hidden[chunk] = grad @ low_weight
+                target = target_products(chunk)  # [n, V]
+                draft = F.linear(low_hidden, low_weight, low_bias)  # [n, V]
+                total += _turn_into_gradient(draft, target, loss, start)
+                del target
+                grad_hidden[chunk] = draft @ low_weight
                 if grad_weight is not None:
-                    _add_product(grad_weight, grad.T, low_hidden)
+                    _add_product(grad_weight, draft.T, low_hidden)
                 if grad_bias is not None:
-                    grad_bias += grad.sum(0)
-                del grad  # the next chunk's logits take its place
+                    grad_bias += draft.sum(0)
+                del draft  # the next chunk's products take its place
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return total
 
@@ -127,22 +139,38 @@ class _ChunkedLinearLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_total: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scaled = [None if grad is None else grad * grad_total for grad in ctx.saved_tensors]
-        return *scaled, None, None
+        return *scaled, None, None, None
 
 
-def _loss_and_gradient(
-    hidden: torch.Tensor,  # [n, d]
-    weight: torch.Tensor,  # [V, d]
-    bias: torch.Tensor | None,  # [V]
-    chunk_loss: ChunkLoss,
-    chunk: slice,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of a chunk and its gradient by the logits [n, V]."""
-    raw = F.linear(hidden, weight, bias).requires_grad_()  # [n, V]
-    with torch.enable_grad():
-        loss = chunk_loss(raw, chunk)
-        (grad,) = torch.autograd.grad(loss, raw)
-    return loss.detach(), grad
+def _turn_into_gradient(
+    draft: torch.Tensor,  # [n, V]
+    target: torch.Tensor,  # [n, V]
+    loss: BlockLoss,
+    first: int,
+) -> torch.Tensor:
+    """Return the loss of a chunk, and leave its gradient where the draft's products were.
+
+    Args:
+        first: which of all tokens is the chunk's first.
+    """
+    total = torch.zeros((), dtype=torch.promote_types(target.dtype, torch.float32)).to(draft.device)
+    rows = _block_rows(draft)
+    for start in range(0, len(draft), rows):
+        block = slice(start, min(start + rows, len(draft)))
+        products = draft[block].requires_grad_()  # [rows, V]
+        with torch.enable_grad():
+            value = loss(target[block], products, slice(first + start, first + block.stop))
+            (grad,) = torch.autograd.grad(value, products)
+        draft[block] = grad
+        total += value.detach()
+    return total
+
+
+def _block_rows(logits: torch.Tensor) -> int:
+    """Return how many rows of [n, V] the divergence is shown at once: all of them on an accelerator."""
+    if logits.device.type != "cpu":
+        return len(logits)
+    return max(1, BLOCK_LOGITS * torch.get_num_threads() // logits.shape[1])
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
