@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within a `with`: the most bytes of storage that were made in it and alive together."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}  # address to bytes
 

@@ -48,8 +48,9 @@ def test_two_processes_give_the_curve_of_one(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "target")
     rows = [*random_rows(30), *random_rows(5, split="dev", seed=1)]
     write_corpus_folder(tmp_path / "corpus", target, rows)
-    one = launch(tmp_path, 1, batch_rows=5)
-    two = launch(tmp_path, 2, batch_rows=5, micro_rows=2)
+    loss = {"loss": "lk", "temperature": 0.8}  # KL and the acceptance of the whole law, both
+    one = launch(tmp_path, 1, batch_rows=5, **loss)
+    two = launch(tmp_path, 2, batch_rows=5, micro_rows=2, **loss)
     assert len(one) == len(two) == 14  # 10 steps, 3 evaluations and one more before the alignment
     for first, second in zip(one, two, strict=True):
         exact = [name for name in first if name in ("step", "train/lr", "train/tokens")]

@@ -28,6 +28,13 @@ class Example:
     supervised: int  # the last so many tokens are predicted, each from the position before it
     row_id: str = ""  # of the corpus row that it begins like, where there is a prompt
 
+    def __post_init__(self) -> None:
+        if not 0 < self.supervised < len(self.tokens):
+            raise ValueError(
+                f"supervised must be in [1, {len(self.tokens) - 1}] for {len(self.tokens)} tokens, "
+                f"got {self.supervised}"
+            )
+
     @property
     def input_ids(self) -> torch.Tensor:
         """What is fed, [T − 1]: the last token predicts nothing."""

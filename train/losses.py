@@ -153,7 +153,8 @@ def _turn_into_gradient(
     Args:
         first: which of all tokens is the chunk's first.
     """
-    total = torch.zeros((), dtype=torch.promote_types(target.dtype, torch.float32)).to(draft.device)
+    dtype = torch.promote_types(draft.dtype, torch.float32)
+    total = torch.zeros((), dtype=dtype, device=draft.device)
     rows = _block_rows(draft)
     for start in range(0, len(draft), rows):
         block = slice(start, min(start + rows, len(draft)))
