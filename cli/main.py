@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jsonargparse
 
 from ..train.config import DistillConfig
+from ..train.stopping import Stopped
 from .config import (
     CompareCommand,
     CorpusCommand,
@@ -72,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"foredraft {name}: error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        print(f"\nforedraft {name}: {stop}", file=sys.stderr)
+        return stop.status
     except KeyboardInterrupt:
         print(f"\nforedraft {name}: interrupted; the same command goes on", file=sys.stderr)
         return 130

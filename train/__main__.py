@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jsonargparse
 
 from .config import DistillConfig
+from .stopping import Stopped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Stopped as stop:
+        if _is_main_process():
+            print(stop, file=sys.stderr)
+        return stop.status
     return 0
 
 
@@ -32,10 +37,15 @@ def run(config: DistillConfig) -> None:
 
     settle_cpu()
     result = distill(config)
-    if os.environ.get("RANK", "0") != "0":  # set by the launcher: one process speaks
+    if not _is_main_process():
         return
     before, best = result.before["eval/T1/alpha_tf"], result.best["eval/T1/alpha_tf"]
     print(f"α on held-out text: {before:.3f} before, {best:.3f} at best, in {result.folder}")
+
+
+def _is_main_process() -> bool:
+    """Say whether this is the one process that speaks; the launcher sets the rank."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def parse_config(argv: Sequence[str] | None = None) -> DistillConfig:

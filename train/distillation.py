@@ -24,6 +24,7 @@ from .checkpoint import newest_checkpoint
 from .config import DistillConfig
 from .loop import DistillResult, Run
 from .run_record import open_record, write_record
+from .stopping import stop_requests
 from .teacher import Teacher
 from .tracking import progress_line, start_tracker
 
@@ -38,6 +39,7 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
     Raises:
         ValueError: naming what does not fit: a field, the target, the corpus, or another run that
             is already in the output folder.
+        Stopped: a KeyboardInterrupt, where SIGTERM or SIGINT ended the run; its last step is saved.
     """
     accelerator = _make_accelerator(config, target)
     if tokenizer is None:
@@ -81,8 +83,11 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
         run = Run(config, accelerator, teacher, tokenizer, corpus, sources, checkpoint)
         try:
             start_tracker(accelerator, config, record)
-            with progress_line(accelerator, config.steps, run.state.step) as progress:
-                run.train(progress)
+            with (
+                stop_requests() as request,
+                progress_line(accelerator, config.steps, run.state.step) as progress,
+            ):
+                run.train(progress, request)
         finally:
             accelerator.end_training()
     return run.result()

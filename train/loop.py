@@ -7,6 +7,7 @@ over supervised tokens, divided by how many the whole batch of the step has.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -41,6 +42,7 @@ from .heads import check_split
 from .losses import DraftLoss
 from .packing import collate_for
 from .schedule import learning_rate
+from .stopping import Stopped, StopRequest
 from .teacher import Teacher
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
 
@@ -113,8 +115,12 @@ class Run:
             accelerator, self.output, step=None if checkpoint is None else self.state.step
         )
 
-    def train(self, progress: ProgressLine) -> None:
-        """Make the steps that are left; measure, log and save on the way."""
+    def train(self, progress: ProgressLine, request: StopRequest) -> None:
+        """Make the steps that are left; measure, log and save on the way.
+
+        Raises:
+            Stopped: if it was requested, at the end of a step, after the step's checkpoint.
+        """
         config, state = self.config, self.state
         earlier, begun = state.seconds, time.perf_counter()
         if not state.before:
@@ -122,21 +128,23 @@ class Run:
             if config.draft is None and config.head_start == "aligned":
                 self.align()
                 self.measure(progress)
-            state.seconds = self._agreed(earlier + time.perf_counter() - begun)
+            state.seconds, number = self._agreed(earlier + time.perf_counter() - begun, request)
             self.save()
+            self._stop(number)
         while not state.done:
             metrics = self.step()
             state.step += 1
             self.log.add(state.step, metrics)
-            state.seconds = self._agreed(earlier + time.perf_counter() - begun)
+            state.seconds, number = self._agreed(earlier + time.perf_counter() - begun, request)
             out_of_time = config.max_seconds is not None and state.seconds >= config.max_seconds
             state.done = state.step >= config.steps or out_of_time
             progress.step(state.step, metrics["train/loss"], metrics["perf/tokens_per_s"])
             new_best = False
             if state.done or state.step % config.eval_every == 0:
                 new_best = self.measure(progress)
-            if state.done or new_best or state.step % config.save_every == 0:
+            if state.done or new_best or number or state.step % config.save_every == 0:
                 self.save()
+            self._stop(number)
 
     def align(self) -> None:
         """Start the head from the closed-form map of the draft's states to the target's."""
@@ -266,9 +274,19 @@ class Run:
             curve=self.log.rows,
         )
 
-    def _agreed(self, seconds: float) -> float:
-        """Return the main process's clock, so that all processes stop and slow down together."""
-        return float(broadcast_object_list([seconds])[0])
+    def _agreed(self, seconds: float, request: StopRequest) -> tuple[float, int]:
+        """Return the main process's clock and the signal that any process got, the same for all."""
+        found = gather_object([(seconds, request.number)])
+        return found[0][0], max(number for _, number in found)
+
+    def _stop(self, number: int) -> None:
+        """End a run that is not done where a signal asked for it."""
+        if number and not self.state.done:
+            folder = checkpoint_folder(self.output, self.state.step)
+            name = signal.Signals(number).name
+            raise Stopped(
+                number, f"{name}: stopped and saved in {folder}; the same command goes on"
+            )
 
 
 def _check_draft(draft: Any, examples: Sequence[Example], device: torch.device) -> None:

@@ -26,6 +26,9 @@ def open_record(
 ) -> dict[str, Any]:
     """Return the record of this run, this attempt added to those before it.
 
+    A field that the record lacks is younger than the run and has its default, which is what was
+    done before there was a field.
+
     Args:
         sources: hashes and counts of what the run is made from; the same for every attempt.
         circumstances: what else to note of this attempt.
@@ -34,16 +37,18 @@ def open_record(
         ValueError: if the output folder holds a run of another config or sources; names both.
     """
     path = Path(config.output) / FILE
-    wanted = {"config": asdict(config) | {"betas": list(config.betas)}, "sources": sources}
+    wanted = {"config": _plain(config), "sources": sources}
     attempt = _describe_attempt() | circumstances
     if newest_checkpoint(path.parent) is None:  # nothing to resume, whatever was tried before
         return {"id": uuid.uuid4().hex[:8], **wanted, "attempts": [attempt]}
     if not path.is_file():
         raise ValueError(f"output: {config.output} holds checkpoints, but no {FILE} says of what")
     record: dict[str, Any] = yaml.safe_load(path.read_text())
+    defaults = _plain(DistillConfig(target=config.target, corpus=config.corpus))
+    recorded = {"config": defaults | record["config"], "sources": record["sources"]}
     for part in wanted:
-        for name in record[part] | wanted[part]:  # in order
-            before, now = record[part].get(name), wanted[part].get(name)
+        for name in recorded[part] | wanted[part]:  # in order
+            before, now = recorded[part].get(name), wanted[part].get(name)
             if before != now and not (part == "config" and name in OUTPUT_NEUTRAL):
                 raise ValueError(
                     f"{name} is {now!r}, but the run in {config.output} has {before!r}: "
@@ -57,6 +62,11 @@ def write_record(config: DistillConfig, record: dict[str, Any]) -> None:
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     with replacing(Path(config.output) / FILE) as part:
         part.write_text(text)
+
+
+def _plain(config: DistillConfig) -> dict[str, Any]:
+    """Return the fields as YAML gives them back."""
+    return asdict(config) | {"betas": list(config.betas)}
 
 
 def _describe_attempt() -> dict[str, Any]:
@@ -78,8 +88,9 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of the code that runs, where it is a git checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """Return the commit of the code that runs, where it is a git checkout, and "-dirty" where it was edited."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=40"]
+    command += ["--exclude=*", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
