@@ -75,6 +75,24 @@ class PlanCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewCommand:
+    """Show what a draft would be trained on: supervised tokens in colour, special tokens, counts."""
+
+    data: str
+    """A corpus folder, or conversations: a .jsonl file, a folder, or a datasets id (id:config:split)."""
+    target: str
+    """Hub id or folder of the target, whose tokenizer and chat template are used, or "smollm2"."""
+    rows: int = 3
+    """Examples to show."""
+    max_length: int = 1024
+    """Tokens of prompt and response; what is beyond is cut, as in training."""
+
+    def __post_init__(self) -> None:
+        check_integer("rows", self.rows, low=0)
+        check_integer("max_length", self.max_length, low=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitCommand:
     """Measure this machine and learn when the draft is believed; writes a lookahead folder."""
 

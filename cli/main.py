@@ -18,6 +18,7 @@ from .config import (
     FitCommand,
     GenerateCommand,
     PlanCommand,
+    PreviewCommand,
     VerifyCommand,
 )
 
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "demo": (DemoCommand, "demo", "run_demo"),
     "corpus": (CorpusCommand, "commands", "run_corpus"),
     "plan": (PlanCommand, "planning", "run_plan"),
+    "preview": (PreviewCommand, "preview", "run_preview"),
     "train": (DistillConfig, "commands", "run_train"),
     "fit": (FitCommand, "commands", "run_fit"),
     "compare": (CompareCommand, "commands", "run_compare"),
@@ -34,9 +36,11 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "export": (ExportCommand, "commands", "run_export"),
 }
 POSITIONAL = {
+    "preview": "data",
     "verify": "draft",
     "export": "draft",
 }  # command -> the field that is given without a flag
+FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft."}
 
 
 def make_parser() -> jsonargparse.ArgumentParser:
@@ -52,7 +56,7 @@ def make_parser() -> jsonargparse.ArgumentParser:
         one.add_argument("--config", action="config", help="YAML file of the fields below.")
         first = POSITIONAL.get(name)
         if first is not None:
-            one.add_argument(first, help="Folder of the draft.")
+            one.add_argument(first, help=FIRST[first])
         one.add_class_arguments(settings, skip=set() if first is None else {first})
         commands.add_subcommand(name, one, help=summary)
     return parser

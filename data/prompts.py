@@ -6,16 +6,13 @@ A prompt's split follows from its text alone, so it never depends on which other
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
-import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any
 
-SHIPPED = "shipped"
+from .sources import SHIPPED, source_rows
+
 SPLITS = ("train", "dev", "test")
 _TRAIN_END, _DEV_END = 0.70, 0.85  # shares of the hash's range
 
@@ -78,7 +75,7 @@ def load_prompts(
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if limit_per_domain is not None and limit_per_domain < 1:
         raise ValueError(f"limit_per_domain must be an integer >= 1, got {limit_per_domain!r}")
-    prompts = _drop_repeats(_parse(*located, field) for located in _rows(source))
+    prompts = _drop_repeats(_parse(*located, field) for located in source_rows(source))
     known = sorted({prompt.domain for prompt in prompts})
     if unknown := sorted(set(domains or ()) - set(known)):
         raise ValueError(
@@ -144,62 +141,3 @@ def _parse(where: str, row: Mapping[str, Any], domain: str, field: str) -> Promp
 
 def _text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _rows(source: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield where a row stands, the row, and the domain it has unless it names one."""
-    if source == SHIPPED:
-        yield from _file_rows(_jsonl_files(importlib.resources.files(__package__) / "prompts"))
-        return
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = _jsonl_files(path)
-        if not files:
-            raise ValueError(f"source: the folder {source} holds no .jsonl file")
-        yield from _file_rows(files)
-    elif path.is_file():
-        yield from _file_rows([path])
-    elif source.endswith((".jsonl", ".json", "/")) or source.startswith((".", "/", "~")):
-        raise ValueError(f"source: there is no file or folder {source}")
-    else:
-        yield from _dataset_rows(source)
-
-
-def _jsonl_files(folder: Traversable) -> list[Traversable]:
-    files = [file for file in folder.iterdir() if file.name.endswith(".jsonl")]
-    return sorted(files, key=lambda file: file.name)
-
-
-def _file_rows(files: Sequence[Traversable]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    for file in files:
-        domain = file.name.removesuffix(".jsonl")
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines() would cut at U+2028
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{where}: not JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected an object, got {line.strip()[:80]}")
-            yield where, row, domain
-
-
-def _dataset_rows(source: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    import datasets  # takes seconds to import, and only this source needs it
-
-    parts = source.split(":")
-    if len(parts) not in (1, 3) or not parts[0]:
-        raise ValueError(f'source must be a path, "id" or "id:config:split", got {source!r}')
-    name, config, split = parts if len(parts) == 3 else (source, "", "train")
-    try:
-        rows = datasets.load_dataset(name, config or None, split=split or "train")
-    except Exception as error:  # the hub, its cache and the parsers raise many unrelated kinds
-        raise ValueError(
-            f"source: {source!r} is no path here, and `datasets` cannot load it: {error}"
-        ) from error
-    domain = name.rpartition("/")[2]
-    for number, row in enumerate(rows):
-        yield f"{source}, row {number}", row, domain

@@ -25,8 +25,11 @@ class Example:
     """A row as the models read it. Compared by identity, so that memos may be keyed by it."""
 
     tokens: torch.Tensor  # [T], prompt and response
-    supervised: int  # the last so many tokens are predicted, each from the position before it
+    supervised: int  # so many tokens are predicted, each from the position before it
     row_id: str = ""  # of the corpus row that it begins like, where there is a prompt
+    spans: tuple[
+        tuple[int, int], ...
+    ] = ()  # [first, end) of what is predicted; (): the last tokens
 
     def __post_init__(self) -> None:
         if not 0 < self.supervised < len(self.tokens):
@@ -39,6 +42,22 @@ class Example:
     def input_ids(self) -> torch.Tensor:
         """What is fed, [T − 1]: the last token predicts nothing."""
         return self.tokens[:-1]
+
+    @property
+    def first(self) -> int:
+        """Where the first predicted token stands: before it is the prompt."""
+        return self.spans[0][0] if self.spans else len(self.tokens) - self.supervised
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Where in `input_ids` the predicted tokens are predicted from, ascending: [supervised]."""
+        spans = self.spans or ((self.first, len(self.tokens)),)
+        return torch.cat([torch.arange(first - 1, end - 1) for first, end in spans])
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        """The predicted tokens: [supervised]."""
+        return self.tokens[self.positions + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +154,7 @@ def prompt_groups(examples: Sequence[Example]) -> tuple[tuple[int, ...], ...]:
     """
     groups: dict[tuple[int, ...] | int, list[int]] = {}
     for index, example in enumerate(examples):
-        prompt = tuple(example.tokens[: -example.supervised].tolist())
+        prompt = tuple(example.tokens[: example.first].tolist())
         groups.setdefault(prompt if len(prompt) > 1 else index, []).append(index)
     return tuple(map(tuple, groups.values()))
 

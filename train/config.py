@@ -34,7 +34,8 @@ class DistillConfig:
     target: str
     """Target model: hub id or folder of a causal LM."""
     corpus: str
-    """Folder of a target-written corpus (rows.jsonl and manifest.json)."""
+    """Folder of a target-written corpus (rows.jsonl and manifest.json). Or conversations, of which
+    what assistants said is learned: a .jsonl file, a folder of them, or a datasets id (id:config:split)."""
     output: str = "runs/draft"
     """Folder for checkpoints, metrics.jsonl and run.yaml; the same config again resumes there."""
     draft: str | None = None

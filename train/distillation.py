@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from ..data import CorpusManifest, SavedStates
 from ..spec import (
     load_causal_lm,
     load_tokenizer,
@@ -19,10 +18,10 @@ from ..spec import (
     tokenizer_hash,
 )
 from ..spec.cached import context_length
-from .batches import read_examples
 from .checkpoint import newest_checkpoint
 from .config import DistillConfig
 from .loop import DistillResult, Run
+from .reading import read_training_data, saved_states
 from .run_record import open_record, write_record
 from .stopping import stop_requests
 from .teacher import Teacher
@@ -48,10 +47,9 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
         dtype = "bfloat16" if config.mixed_precision == "bf16" else "float32"
         target = load_causal_lm(config.target, device=str(accelerator.device), dtype=dtype)
         pack_linears(target)
-    corpus = read_examples(config, tokenizer, context=context_length(target))
+    corpus = read_training_data(config, tokenizer, context=context_length(target))
     fingerprint = model_fingerprint(target)
-    by_target = CorpusManifest.load(config.corpus).target_fingerprint == fingerprint
-    saved = SavedStates(config.corpus) if by_target else None
+    saved = saved_states(config, fingerprint)
     teacher = Teacher(
         target,
         width=target_width(target, tokenizer),

@@ -176,8 +176,7 @@ def rank_tokens(
     """
     scores = torch.zeros(teacher.width, dtype=torch.float64)
     for example in examples:
-        response = example.tokens[-example.supervised :]
-        scores += torch.bincount(response, minlength=teacher.width)[: teacher.width]
+        scores += torch.bincount(example.predicted, minlength=teacher.width)[: teacher.width]
     left = RANKED_TOKENS
     each = tuple((row,) for row in range(len(examples)))
     for row in rows_of_step(seed, 0, each, len(each)):

@@ -18,11 +18,12 @@ FILE = "held_out.jsonl"
 
 
 def save_held_out(folder: str | Path, examples: Sequence[Example]) -> None:
-    """Write `held_out.jsonl`, a row an example: its tokens, and how many of the last are supervised."""
+    """Write `held_out.jsonl`, a row an example: its tokens, and which are supervised, the last or spans."""
     if not examples:
         return
     rows = [
         {"row_id": one.row_id, "tokens": one.tokens.tolist(), "supervised": one.supervised}
+        | ({"spans": one.spans} if one.spans else {})
         for one in examples
     ]
     write_lines(Path(folder) / FILE, rows)
@@ -41,9 +42,12 @@ def load_held_out(folder: str | Path) -> list[Example]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             row = json.loads(line)
-            one = Example(torch.tensor(row["tokens"]), int(row["supervised"]), row["row_id"])
+            spans = tuple((int(first), int(end)) for first, end in row.get("spans", ()))
+            one = Example(torch.tensor(row["tokens"]), int(row["supervised"]), row["row_id"], spans)
             if one.tokens.ndim != 1:
                 raise ValueError(f"tokens of {one.tokens.ndim} dimensions")
+            if spans and sum(end - first for first, end in spans) != one.supervised:
+                raise ValueError(f"spans {spans} of {one.supervised} supervised tokens")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: not a held-out row: {error!r}") from error
         examples.append(one)

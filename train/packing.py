@@ -153,7 +153,7 @@ def _lay_out(
     for index, (row, tree) in enumerate(zip(rows, trees, strict=True)):
         input_ids[index, : len(tree.tokens)] = torch.tensor(tree.tokens)
         for example, path in zip(row, tree.paths, strict=True):
-            supervised[example] = path[-example.supervised :] + index * length
+            supervised[example] = path[example.positions] + index * length
     positions = torch.cat([supervised[example] for example in examples])
     if all(tree.is_chain for tree in trees):
         return Batch(input_ids.to(device), positions.to(device))

@@ -104,7 +104,9 @@ class Teacher:
         # Alone, so that rounding does not depend on what it is batched with: a run is the same, bit
         # for bit, whatever was remembered before.
         states = hidden_states(self.model, example.input_ids[None].to(self.device))[0]  # [T, d]
-        return states[-example.supervised :].clone()  # holds on to no more than it shows
+        return states[
+            example.positions.to(states.device)
+        ]  # a copy: holds on to no more than it shows
 
     @torch.no_grad()
     def summary(

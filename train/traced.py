@@ -21,8 +21,7 @@ class Traced:
 
     def place(self, row: TraceRow) -> int:
         """Return which of the answer's tokens stands where a drafted one was tested, from 0."""
-        prompt = len(self.example.tokens) - self.example.supervised
-        return row.context_length + row.depth - 1 - prompt
+        return row.context_length + row.depth - 1 - self.example.first
 
 
 def decode_traced(
