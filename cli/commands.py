@@ -42,6 +42,8 @@ def run_corpus(config: CorpusCommand) -> None:
     ]
     settings = CorpusConfig(
         temperatures=config.temperatures,
+        top_p=config.top_p,
+        top_k=config.top_k,
         max_new_tokens=config.max_new_tokens,
         batch_size=config.batch_size,
     )

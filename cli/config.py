@@ -25,6 +25,10 @@ class CorpusCommand:
     """Splits of the prompts, out of train, dev and test."""
     temperatures: tuple[float, ...] = (0.0, 0.7)
     """Each prompt is answered once per temperature; 0 is greedy."""
+    top_p: float = 1.0
+    """Sampled answers draw from the smallest set of likeliest tokens with at least this mass."""
+    top_k: int = 0
+    """Sampled answers draw from so many likeliest tokens; 0: from all."""
     max_new_tokens: int = 128
     """Most tokens of an answer."""
     batch_size: int = 96

@@ -30,6 +30,8 @@ def answer_batch(
     max_new_tokens: int,
     width: int,
     seed: int,
+    top_p: float = 1.0,
+    top_k: int = 0,
 ) -> list[list[int]]:
     """Return the response tokens of each prompt, its end token included, nothing after it.
 
@@ -40,9 +42,12 @@ def answer_batch(
         prompts: B lists of token ids.
         temperature: 0 decodes greedily.
         width: V; head rows from this on are padding and never drawn.
+        top_p, top_k: what is drawn from, where it is not greedy; 1 and 0: everything.
     """
     ends = eos_token_ids(model)
     settings = _settings(ends, temperature, max_new_tokens, unused=range(width, _head_rows(model)))
+    if temperature > 0.0:
+        settings.top_p, settings.top_k = top_p, top_k
     longest = max(map(len, prompts))
     padded = [[settings.pad_token_id] * (longest - len(ids)) + list(ids) for ids in prompts]
     input_ids = torch.tensor(padded, device=model.device)  # [B, longest]

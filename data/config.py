@@ -25,9 +25,16 @@ class CorpusConfig:
     """Prompts answered at once."""
     seed: int = 0
     """Seeds the sampled answers."""
+    top_p: float = 1.0
+    """Sampled answers draw from the smallest set of likeliest tokens with at least this mass."""
+    top_k: int = 0
+    """Sampled answers draw from so many likeliest tokens; 0: from all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperatures", _checked_temperatures(self.temperatures))
+        check_integer("top_k", self.top_k, low=0)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p!r}")
         check_integer("max_new_tokens", self.max_new_tokens, low=1)
         check_integer("batch_size", self.batch_size, low=1)
         check_integer("seed", self.seed, low=0)

@@ -41,6 +41,7 @@ from .corpus_folder import (
 )
 from .files import append_group, drop_cut_group
 from .prompts import Prompt
+from .recommended import recommended_sampling
 from .states import StateWriter
 
 Progress = Callable[[int, int, int], None]
@@ -95,6 +96,7 @@ def write_corpus(
         config=config,
         complete=False,
         versions={name: version(name) for name in ("torch", "transformers")},
+        recommended=recommended_sampling(model),
     )
     tasks = _tasks(tokenizer, prompts, manifest, context_length(model))
     check_same_origin(folder, manifest)
@@ -145,7 +147,10 @@ def _tasks(
             )
         for temperature in config.temperatures:
             basis = [ids, temperature, config.seed, config.max_new_tokens]
-            task_id = text_hash(json.dumps([*basis, manifest.target_fingerprint]))
+            # Named only where they take part: rows written before there were any keep their ids.
+            narrowed = [config.top_p, config.top_k] if temperature > 0 else [1.0, 0]
+            cuts = [] if narrowed == [1.0, 0] else narrowed
+            task_id = text_hash(json.dumps([*basis, *cuts, manifest.target_fingerprint]))
             tasks.setdefault(task_id, _Task(task_id, prompt, ids, temperature))
     return list(tasks.values())
 
@@ -184,7 +189,12 @@ def _one_by_one(
         keep: given a row's id and the states of its response, before it is yielded.
     """
     params = {
-        temperature: SamplingParams(temperature=temperature, max_tokens=config.max_new_tokens)
+        temperature: SamplingParams(
+            temperature=temperature,
+            top_p=config.top_p if temperature > 0 else 1.0,
+            top_k=config.top_k if temperature > 0 else 0,
+            max_tokens=config.max_new_tokens,
+        )
         for temperature in config.temperatures
     }
     for row in decode_rows(
@@ -214,6 +224,8 @@ def _by_shards(
                 model,
                 [task.prompt_ids for task in shard],
                 temperature=shard[0].temperature,
+                top_p=config.top_p,
+                top_k=config.top_k,
                 max_new_tokens=config.max_new_tokens,
                 width=width,
                 seed=_seed(_name(shard)),

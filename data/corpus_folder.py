@@ -47,6 +47,9 @@ class CorpusManifest:
     finish_reasons: dict[str, int] = field(default_factory=dict)  # -> rows
     domains: dict[str, int] = field(default_factory=dict)  # -> rows
     versions: dict[str, str] = field(default_factory=dict)  # of the libraries that decoded
+    recommended: dict[str, bool | int | float] = field(
+        default_factory=dict
+    )  # by the target's makers
     schema: int = SCHEMA
 
     def save(self, folder: str | Path) -> None:
