@@ -71,4 +71,4 @@ def test_a_corpus_is_shown_as_it_is_trained_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "value"), [("rows", -1), ("max_length", 1)])
 def test_a_bad_field_is_named(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=name):
-        PreviewCommand(data="x", target="y", **{name: value})  # type: ignore[arg-type]
+        PreviewCommand(data="x", target="y", **{name: value})

@@ -68,7 +68,7 @@ def test_b81_exactly_one_bos_in_every_path_and_none_where_the_template_has_none(
 
 def test_a_system_message_and_a_tool_are_context() -> None:
     tokenizer = chat_tokenizer("chatml")
-    talk = [
+    talk: list[dict[str, Any]] = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "2+2"},
         {"role": "assistant", "content": "", "tool_calls": [{"name": "sum"}]},

@@ -42,7 +42,8 @@ def _ranks(model: Any, row: Any) -> torch.Tensor:
     with torch.no_grad():
         logits = model(tokens[None]).logits[0, len(row.prompt_ids) - 1 : -1]
     said = logits.gather(-1, tokens[len(row.prompt_ids) :, None])
-    return (logits > said + 1e-4).sum(-1)
+    likelier: torch.Tensor = logits > said + 1e-4
+    return likelier.sum(-1)
 
 
 def test_what_was_recommended_and_what_was_done_are_recorded(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training on conversations: what is supervised, what is dropped, and that rows may be shared."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from foredraft.train.heads import LogitHead, hidden_states
 from foredraft.train.held_out import load_held_out, save_held_out
 from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import collate, collate_for, supervised_states
-from foredraft.train.reading import conversation_examples, read_training_data
+from foredraft.train.reading import (
+    conversation_examples,
+    read_training_data,
+    sample_conversations,
+)
 from foredraft.train.teacher import Teacher
 from toys import tiny_llama
 
@@ -44,7 +49,7 @@ def read_by(example: Example) -> list[int]:
     """Return the tokens that a draft's supervised positions predict, by way of a batch."""
     batch = collate([example], CPU)
     flat = torch.cat([batch.input_ids.flatten(), example.tokens[-1:]])
-    return flat[batch.positions + 1].tolist()  # type: ignore[no-any-return]
+    return list(map(int, flat[batch.positions + 1]))
 
 
 def test_b80_a_real_end_is_supervised_and_padding_is_not_though_they_are_one_token() -> None:
@@ -146,7 +151,7 @@ def test_a_token_of_one_document_changes_nothing_in_another_of_its_row() -> None
         examples = [made(talk(*t))[1][0] for t in ((word, "ab"), ("x", "yz"), ("k", "c" * 60))]
         batch = packing(examples)
         assert batch.input_ids.shape[0] == 2  # the two short ones share a row
-        return list(supervised_states(model, batch).split([e.supervised for e in examples]))
+        return list(torch.split(supervised_states(model, batch), [e.supervised for e in examples]))
 
     before, after = states("q"), states("r")
     assert not torch.allclose(before[0], after[0], atol=1e-3)
@@ -202,6 +207,17 @@ def test_the_order_of_the_file_changes_nothing_and_its_rows_are_bound(
     assert read_training_data(config, tokenizer, context=512).sources == first.sources
     path.write_text("".join(lines[:-1]))
     assert read_training_data(config, tokenizer, context=512).sources != first.sources
+
+
+def test_of_many_conversations_those_are_rendered_that_a_run_can_see() -> None:
+    talks = [talk(f"question {n}", "yes") for n in range(200)]
+    wanted = {"train": 9, "dev": 4}
+    some = sample_conversations(talks, wanted)
+    assert Counter(one.split for one in some) == wanted
+    assert sample_conversations([*reversed(talks), *talks], wanted) == some
+    more = sample_conversations(talks, {"train": 20, "dev": 4})
+    assert more[:9] == some[:9]
+    assert some[:9] != [one for one in talks if one.split == "train"][:9]
 
 
 def test_b55_a_source_without_supervision_is_refused_by_name(chats: dict[str, Any]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+TEACHERS = ("online", "cache")
 LOSSES = ("kl", "rkl", "jsd", "skl", "tv", "nla", "lk", "ce")
 
 # Fields that may differ when a run is resumed: they change how it is computed and shown, not what.
 OUTPUT_NEUTRAL = frozenset(
     {
+        "cache_folder",  # bound by hashes of the target and of each row
         "chunk_tokens",
         "corpus",  # bound by the hash of its rows
         "keep",
@@ -102,6 +104,24 @@ class DistillConfig:
     """"no" (float32) or "bf16"; weights and optimizer stay in float32."""
     teacher_cache_gb: float = 2.0
     """Memory per process for the target's hidden states, GB; the others are computed anew."""
+    teacher: str = "online"
+    """"online" (the target reads the rows in training) or "cache": it reads them once, before, and its
+    likeliest tokens are kept on disk; all others are one outcome in the loss, see `topk`. The draft's start
+    and the evaluations, exact as ever, still ask the target."""
+    cache_top_k: int = 64
+    """Of "cache": likeliest tokens kept of each law; a supervised token takes 4 or 6 bytes for each, and 8."""
+    cache_folder: str | None = None
+    """Of "cache": its folder, which other runs may share; none: teacher-cache in `output`."""
+
+    on_policy_share: float = 0.0
+    """Share of a step's rows that the draft writes itself: it goes on from a random place in a row, and the
+    target judges each token. Needs an online teacher."""
+    on_policy_every: int = 50
+    """Steps between two times that the draft writes, for all steps until the next."""
+    on_policy_tokens: int = 16
+    """Most tokens that it writes in a row; about as many as are drafted between two tokens of the target's."""
+    on_policy_after: int = 0
+    """Steps before it first writes: what an untrained draft writes teaches little."""
 
     eval_every: int = 50
     """Steps between evaluations on held-out rows; there is one before the first and at the end."""
@@ -136,6 +156,20 @@ class DistillConfig:
             _check("max_seconds", self.max_seconds, self.max_seconds > 0, "above 0, or none")
         for name in ("state_weight", "weight_decay", "teacher_cache_gb"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        _check("teacher", self.teacher, self.teacher in TEACHERS, "online or cache")
+        _check_integer("cache_top_k", self.cache_top_k, low=1)
+        allowed = "0 with teacher = cache, which keeps no states"
+        compared = self.teacher == "cache" and self.state_weight != 0
+        _check("state_weight", self.state_weight, not compared, allowed)
+        for name in ("on_policy_every", "on_policy_tokens"):
+            _check_integer(name, getattr(self, name), low=1)
+        _check_integer("on_policy_after", self.on_policy_after, low=0)
+        share = self.on_policy_share
+        _check("on_policy_share", share, 0 <= share <= 1, "in [0, 1]")
+        rows = share == 0 or round(share * self.batch_rows) >= 1
+        _check("on_policy_share", share, rows, "0, or at least a row of batch_rows")
+        online = share == 0 or self.teacher == "online"
+        _check("on_policy_share", share, online, "0 with teacher = cache, which knows no new text")
         aligned = self.draft is None and self.head_start == "aligned"
         allowed = "0 unless head_start is aligned and no draft is given"
         _check("state_weight", self.state_weight, self.state_weight == 0 or aligned, allowed)

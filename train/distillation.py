@@ -24,6 +24,7 @@ from .loop import DistillResult, Run
 from .reading import read_training_data, saved_states
 from .run_record import open_record, write_record
 from .stopping import stop_requests
+from .supervision import open_cache
 from .teacher import Teacher
 from .tracking import progress_line, start_tracker
 
@@ -78,7 +79,8 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(config.seed + accelerator.process_index)
-        run = Run(config, accelerator, teacher, tokenizer, corpus, sources, checkpoint)
+        cache = open_cache(config, accelerator, teacher, corpus.train.examples, fingerprint)
+        run = Run(config, accelerator, teacher, tokenizer, corpus, sources, checkpoint, cache)
         try:
             start_tracker(accelerator, config, record)
             with (

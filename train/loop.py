@@ -35,15 +35,16 @@ from .checkpoint import (
     write_rng,
 )
 from .config import DistillConfig
-from .divergences import loss_for
 from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import evaluate
 from .heads import check_split
-from .losses import DraftLoss
+from .on_policy import OnPolicyText
 from .packing import collate_for
 from .schedule import learning_rate
 from .stopping import Stopped, StopRequest
+from .supervision import answers_for, loss_module
 from .teacher import Teacher
+from .teacher_cache import TeacherCache
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
 
 
@@ -73,6 +74,7 @@ class Run:
         corpus: Corpus,
         sources: dict[str, Any],
         checkpoint: Path | None,
+        cache: TeacherCache | None = None,
     ) -> None:
         """Start at the checkpoint, or from the beginning where there is none."""
         self.config, self.accelerator, self.corpus = config, accelerator, corpus
@@ -94,15 +96,15 @@ class Run:
         self.collate = collate_for(self.draft.model)
         self.groups = prompt_groups(examples)
         self.columns = self.draft.columns(teacher.width)  # [V_draft]
-        self.chosen = loss_for(config)
-        loss = DraftLoss(
-            self.draft.model,
-            teacher.head.rows(self.columns),
-            self.chosen.divergence,
-            temperature=config.temperature,
-            chunk_tokens=config.chunk_tokens,
-            alignment=self.draft.alignment if config.state_weight > 0 else None,
-        )
+        self.on_policy = None
+        if config.on_policy_share > 0:
+            resumed = checkpoint is not None
+            self.on_policy = OnPolicyText(
+                config, accelerator, teacher, self.draft, examples, resumed=resumed
+            )
+        self.answers = answers_for(config, teacher, self.columns, cache)
+        alignment = self.draft.alignment if config.state_weight > 0 else None
+        loss = loss_module(config, self.draft.model, teacher, self.columns, cache, alignment)
         self.loss, self.optimizer = accelerator.prepare(loss, _make_optimizer(loss, config))
         if checkpoint is not None:
             optimizer_state, rng_states = load_tensors(checkpoint)
@@ -164,6 +166,8 @@ class Run:
         examples = self.corpus.train.examples
         rows = rows_of_step(config.seed, state.step, self.groups, config.batch_rows)
         batch = [examples[row] for row in rows]
+        if self.on_policy is not None:
+            batch = self.on_policy.mix(state.step, batch)
         tokens = sum(example.supervised for example in batch)
         mine = share(batch, accelerator.process_index, accelerator.num_processes)
         rate = learning_rate(config, state.step, state.seconds)
@@ -203,16 +207,12 @@ class Run:
         parts = micro_batches(examples, self.config.micro_rows)
         for index, part in enumerate(parts):
             begun = time.perf_counter()
-            target_hidden = self.teacher.hidden(part)  # [N, d_target]
-            log_sums = self.teacher.log_sums(
-                part, target_hidden, self.chosen.law, self.columns,
-                chunk_tokens=self.config.chunk_tokens, temperature=self.config.temperature,
-            )  # fmt: skip
+            answers = self.answers(part)
             teacher_seconds += time.perf_counter() - begun
             batch = self.collate(part)
             last = index == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.loss):
-                sums = self.loss(batch, target_hidden, log_sums)  # [2]
+                sums = self.loss(batch, *answers)  # [2]
                 loss = sums[0] + self.config.state_weight * sums[1]
                 # DDP takes the mean over processes; the sum is wanted.
                 accelerator.backward(loss * accelerator.num_processes / tokens)
@@ -300,7 +300,7 @@ def _check_draft(draft: Any, examples: Sequence[Example], device: torch.device) 
     check_split(draft, examples[0].input_ids[None].to(device))
 
 
-def _make_optimizer(loss: DraftLoss, config: DistillConfig) -> torch.optim.Optimizer:
+def _make_optimizer(loss: torch.nn.Module, config: DistillConfig) -> torch.optim.Optimizer:
     """Return AdamW over what is trained, with decay on matrices only."""
     trained = [weight for weight in loss.parameters() if weight.requires_grad]
     groups = [

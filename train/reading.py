@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .config import DistillConfig
 def read_training_data(config: DistillConfig, tokenizer: Any, *, context: int) -> Corpus:
     """Return the examples of `config.corpus`: a corpus folder, or conversations (see `load_conversations`).
 
+    Of many conversations those are rendered that the run can come to see: a fair sample, by a hash of each.
+
     Args:
         context: tokens that the target can read; longer rows are cut as beyond `max_length`.
 
@@ -28,7 +31,9 @@ def read_training_data(config: DistillConfig, tokenizer: Any, *, context: int) -
     if is_corpus(config.corpus):
         return read_examples(config, tokenizer, context=context)
     limit = min(config.max_length, context)
-    found = conversation_examples(tokenizer, load_conversations(config.corpus), limit)
+    wanted = {"train": config.steps * config.batch_rows, "dev": config.eval_rows}
+    chosen = sample_conversations(load_conversations(config.corpus), wanted)
+    found = conversation_examples(tokenizer, chosen, limit)
     train, dev = (_sorted(found[split]) for split in ("train", "dev"))
     dev = ExampleSet(dev.examples[: config.eval_rows], dev.skipped_rows, dev.cut_rows)
     sources: dict[str, Any] = {
@@ -45,6 +50,19 @@ def read_training_data(config: DistillConfig, tokenizer: Any, *, context: int) -
         sources[f"{split}_rows_skipped"] = part.skipped_rows
         sources[f"{split}_rows_cut"] = part.cut_rows
     return Corpus(train, dev, text_hash(config.corpus), sources)
+
+
+def sample_conversations(
+    conversations: Iterable[Conversation], wanted: Mapping[str, int]
+) -> list[Conversation]:
+    """Return so many conversations of each split, those of the lowest hashes, whatever order they come in."""
+    by_split: dict[str, dict[str, Conversation]] = {split: {} for split in wanted}
+    for one in conversations:
+        if one.split in by_split:
+            by_split[one.split].setdefault(text_hash(json.dumps(one.messages)), one)
+    return [
+        found[key] for split, found in by_split.items() for key in sorted(found)[: wanted[split]]
+    ]
 
 
 def is_corpus(source: str) -> bool:

@@ -77,6 +77,15 @@ class Teacher:
         """Return the hidden states at the supervised positions, example by example: [N, d]."""
         return torch.cat([self._hidden_of(example) for example in examples])
 
+    def forget(self, examples: Sequence[Example]) -> None:
+        """Keep nothing of examples that will not be asked for again; their memory is free for others."""
+        gone = set(examples)
+        for example in gone & self._hidden.keys():
+            states = self._hidden.pop(example)
+            self._room += states.numel() * states.element_size()
+        for key in [key for key in self._summary if key[0] in gone]:
+            del self._summary[key]
+
     def _hidden_of(self, example: Example) -> torch.Tensor:
         if example in self._hidden:
             return self._hidden[example].to(self.device)
