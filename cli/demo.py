@@ -259,6 +259,7 @@ class _Demo:
             chunk_tokens=256,
             eval_every=max(1, self.config.steps // 4),
             eval_rows=HELD_OUT,
+            eval_prompts=0,  # the comparison measures the loop
             save_every=max(1, self.config.steps // 4),
             keep=1,
             report_to=self.config.report_to,

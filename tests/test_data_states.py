@@ -51,6 +51,7 @@ def train(target: Any, corpus: Path, output: Path) -> DistillResult:
         steps=3,
         batch_rows=4,
         eval_every=1,
+        eval_prompts=0,
         complete_only=False,
         report_to="none",
     )

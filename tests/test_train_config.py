@@ -45,6 +45,12 @@ NEEDED: dict[str, Any] = {"target": "toy", "corpus": "toy"}
         ("skew", 1.0, r"in \(0, 1\); at 0 it would be kl"),
         ("lk_eta", -1.0, "at least 0 and finite"),
         ("lk_eta", math.inf, "at least 0 and finite"),
+        ("eval_prompts", -1, "an integer of at least 0"),
+        ("eval_gamma", 0, "an integer of at least 1"),
+        ("eval_max_tokens", 1, "an integer of at least 2"),
+        ("eval_temperatures", (), r"distinct numbers in \[0, inf\), one or more"),
+        ("eval_temperatures", (1.0, 1.0), r"distinct numbers in \[0, inf\), one or more"),
+        ("best_by", "loss", "alpha, or tau where eval_prompts is above 0"),
     ],
 )
 def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(

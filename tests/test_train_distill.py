@@ -48,6 +48,7 @@ def base(tmp_path: Path, target: Any) -> dict[str, Any]:
         "learning_rate": 3e-3,
         "eval_every": 5,
         "save_every": 4,
+        "eval_prompts": 0,
         "report_to": "none",
     }
 

@@ -261,7 +261,7 @@ def test_a_trained_checkpoint_has_the_rows_its_alpha_was_measured_on(
     config = DistillConfig(
         target="toy", corpus=write_corpus_folder(tmp_path / "corpus", target, rows),
         output=str(tmp_path / "run"), layers=1, head_tokens=120, steps=2, batch_rows=4,
-        report_to="none",
+        eval_prompts=0, report_to="none",
     )  # fmt: skip
     folder = distill(config, target=target, tokenizer=byte_tokenizer()).folder
     info = DraftInfo.load(folder)

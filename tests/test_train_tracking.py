@@ -67,7 +67,7 @@ def run(tmp_path: Path, **changes: Any) -> Any:
     fields = {
         "target": "toy", "corpus": str(corpus), "output": str(tmp_path / "run"), "layers": 1,
         "head_tokens": 60, "steps": 4, "batch_rows": 2, "eval_every": 2, "save_every": 2,
-        "report_to": "wandb",
+        "eval_prompts": 2, "eval_max_tokens": 6, "report_to": "wandb",
     }  # fmt: skip
     config = DistillConfig(**{**fields, **changes})
     return distill(config, target=target, tokenizer=byte_tokenizer())

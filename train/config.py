@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+BEST_BY = ("alpha", "tau")
 TEACHERS = ("online", "cache")
 LOSSES = ("kl", "rkl", "jsd", "skl", "tv", "nla", "lk", "ce")
 
@@ -127,6 +128,17 @@ class DistillConfig:
     """Steps between evaluations on held-out rows; there is one before the first and at the end."""
     eval_rows: int = 32
     """Held-out corpus rows in an evaluation."""
+    eval_prompts: int = 8
+    """Held-out prompts that an evaluation also decodes in the real loop, at each temperature; 0: none."""
+    eval_temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Temperatures they are decoded at; 0 is greedy."""
+    eval_gamma: int = 4
+    """Tokens drafted in every round of that."""
+    eval_max_tokens: int = 48
+    """Most tokens of such an answer."""
+    best_by: str = "alpha"
+    """What picks the best checkpoint, on held-out text: "alpha" (Σ min(p, q), teacher-forced) or "tau" (tokens
+    per target forward in the real loop; with a handful of prompts it is the noisier of the two)."""
     save_every: int = 100
     """Steps between checkpoints; a new best is saved at once."""
     keep: int = 2
@@ -137,18 +149,24 @@ class DistillConfig:
     """Name of the run in the tracker; none: the tracker's choice."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
+        for name in ("betas", "eval_temperatures"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("target", "corpus", "output", "report_to"):
             _check(name, getattr(self, name), bool(getattr(self, name)), "a non-empty string")
         for name in ("layers", "steps", "batch_rows", "chunk_tokens", "eval_every", "eval_rows"):
             _check_integer(name, getattr(self, name), low=1)
-        for name in ("save_every", "keep"):
+        for name in ("save_every", "keep", "eval_gamma"):
             _check_integer(name, getattr(self, name), low=1)
         for name in ("head_tokens", "micro_rows"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), low=1)
         _check_integer("max_length", self.max_length, low=2)
         _check_integer("seed", self.seed, low=0)
+        _check_integer("eval_prompts", self.eval_prompts, low=0)
+        _check_integer("eval_max_tokens", self.eval_max_tokens, low=2)  # 1: no room for a draft
+        _check_temperatures("eval_temperatures", self.eval_temperatures)
+        best_by = self.best_by in BEST_BY and (self.best_by == "alpha" or self.eval_prompts > 0)
+        _check("best_by", self.best_by, best_by, "alpha, or tau where eval_prompts is above 0")
         for name in ("learning_rate", "max_grad_norm", "temperature"):
             value = getattr(self, name)
             _check(name, value, value > 0 and math.isfinite(value), "above 0 and finite")
@@ -196,6 +214,12 @@ class DistillConfig:
 def _check_integer(name: str, value: object, *, low: int) -> None:
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= low
     _check(name, value, valid, f"an integer of at least {low}")
+
+
+def _check_temperatures(name: str, values: tuple[float, ...]) -> None:
+    valid = len(values) > 0 and len(set(values)) == len(values)
+    valid = valid and all(0 <= value < math.inf for value in values)
+    _check(name, values, valid, "distinct numbers in [0, inf), one or more")
 
 
 def _check(name: str, value: object, valid: bool, allowed: str) -> None:

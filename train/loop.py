@@ -38,6 +38,7 @@ from .config import DistillConfig
 from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import evaluate
 from .heads import check_split
+from .in_loop import TAU, LoopProbe
 from .on_policy import OnPolicyText
 from .packing import collate_for
 from .schedule import learning_rate
@@ -47,13 +48,15 @@ from .teacher import Teacher
 from .teacher_cache import TeacherCache
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
 
+PICKS_BEST = {"alpha": ALPHA, "tau": TAU}  # by `best_by` of the config
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillResult:
     """What came of a run."""
 
     folder: Path
-    """The best checkpoint, by alpha_tf on held-out rows."""
+    """The best checkpoint, by what the config's `best_by` says."""
     before: dict[str, float]
     """Metrics on held-out rows before the first step."""
     best: dict[str, float]
@@ -95,6 +98,8 @@ class Run:
         _check_draft(self.draft.model, examples, accelerator.device)
         self.collate = collate_for(self.draft.model)
         self.groups = prompt_groups(examples)
+        held_out = corpus.dev.examples
+        self.probe = LoopProbe(config, accelerator, teacher, tokenizer, self.draft, held_out)
         self.columns = self.draft.columns(teacher.width)  # [V_draft]
         self.on_policy = None
         if config.on_policy_share > 0:
@@ -232,10 +237,12 @@ class Run:
             chunk_tokens=self.config.chunk_tokens,
             gather=lambda table: torch.cat(gather_object([table])),
         )
+        metrics |= self.probe.measure()
         self.log.add(state.step, metrics)
         progress.evaluation(state.step, metrics)
         state.before = state.before or metrics
-        new_best = not state.best or metrics[ALPHA] > state.best[ALPHA]
+        pick = PICKS_BEST[self.config.best_by]
+        new_best = not state.best or metrics[pick] > state.best[pick]
         if new_best:
             state.best_step, state.best = state.step, metrics
         return new_best

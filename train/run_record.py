@@ -65,8 +65,11 @@ def write_record(config: DistillConfig, record: dict[str, Any]) -> None:
 
 
 def _plain(config: DistillConfig) -> dict[str, Any]:
-    """Return the fields as YAML gives them back."""
-    return asdict(config) | {"betas": list(config.betas)}
+    """Return the fields as YAML gives them back: it has lists and no tuples."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(config).items()
+    }
 
 
 def _describe_attempt() -> dict[str, Any]:

@@ -139,8 +139,13 @@ class ProgressLine:
         if not self._progress.disable:
             self._progress.console.print(
                 f"step {step:>5}  α {alpha:.3f}  top-1 {top1:.3f}  KL {kl:.3f}  "
-                f"coverage {coverage:.3f}"
+                f"coverage {coverage:.3f}{_in_loop(metrics)}"
             )
+
+
+def _in_loop(metrics: dict[str, float]) -> str:
+    """Return τ in the decode loop, where it was measured."""
+    return f"  τ {metrics['eval/tau']:.2f}" if "eval/tau" in metrics else ""
 
 
 @contextmanager
