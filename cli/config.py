@@ -234,6 +234,27 @@ class VerifyCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateCommand:
+    """Find the temperatures a draft should draw at, on its held-out rows; training does it at its end."""
+
+    draft: str
+    """Folder of the draft."""
+    target: str
+    """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
+    temperatures: tuple[float, ...] = (0.5, 0.7, 1.0)
+    """Temperatures of requests; between them it is interpolated. Greedy decoding needs none."""
+    device: str = "cpu"
+    """Device of both models."""
+    dtype: str = "float32"
+    """float32, bfloat16 or float16."""
+
+    def __post_init__(self) -> None:
+        heats = self.temperatures
+        if not heats or len(set(heats)) < len(heats) or not all(0 < heat < 100 for heat in heats):
+            raise ValueError(f"temperatures must be distinct numbers in (0, 100), got {heats!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportCommand:
     """Write a draft as a plain transformers folder for any engine, with a model card."""
 

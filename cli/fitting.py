@@ -149,6 +149,7 @@ def loop_alpha(decoder: SpeculativeDecoder, traces: Path) -> LoopAlpha | None:
         drafter.kept,
         rows,
         width=decoder.target.width,
+        draft_temperature=drafter.temperature.factor(1.0),
     )
     low, high = _wilson(accepted, tested)
     return LoopAlpha(

@@ -11,6 +11,7 @@ import jsonargparse
 from ..train.config import DistillConfig
 from ..train.stopping import Stopped
 from .config import (
+    CalibrateCommand,
     CompareCommand,
     CorpusCommand,
     DemoCommand,
@@ -33,11 +34,13 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "compare": (CompareCommand, "commands", "run_compare"),
     "generate": (GenerateCommand, "commands", "run_generate"),
     "verify": (VerifyCommand, "verifying", "run_verify"),
+    "calibrate": (CalibrateCommand, "calibrating", "run_calibrate"),
     "export": (ExportCommand, "commands", "run_export"),
 }
 POSITIONAL = {
     "preview": "data",
     "verify": "draft",
+    "calibrate": "draft",
     "export": "draft",
 }  # command -> the field that is given without a flag
 FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft."}

@@ -11,6 +11,7 @@ import torch
 from .batch_cached import CachedRows
 from .batch_draws import RowsDraws
 from .batch_row import Row, blamed_on, check_token, sound
+from .draft_temperature import DraftTemperature, as_draft_temperature
 from .spreading import spread
 
 
@@ -53,7 +54,7 @@ class ModelRowsDrafter:
         rows: int,
         width: int,
         kept: torch.Tensor | None,
-        temperature: float,
+        temperature: float | DraftTemperature,
     ) -> None:
         """Wrap a draft model; see `ModelDrafter`.
 
@@ -62,7 +63,8 @@ class ModelRowsDrafter:
         """
         self.cached = CachedRows(model, rows=rows, width=width if kept is None else None)
         self.context = self.cached.context
-        self._width, self._kept, self._temperature = width, kept, temperature
+        self._width, self._kept = width, kept
+        self._temperature = as_draft_temperature(temperature)
 
     def reset(self, capacity: int) -> None:
         self.cached.reset(min(capacity, self.context))
@@ -125,5 +127,5 @@ class ModelRowsDrafter:
             spread(logits, self._kept, self._width),
             row.drafted,
             first=len(row.drafted),
-            temperature_factor=self._temperature,
+            temperature_factor=self._temperature.factor(row.law.params.temperature),
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .draft_temperature import DraftTemperature, as_draft_temperature
 from .graphs import GraphRunner, StaticModel, graph_pool, token_bucket, visible_bucket
 from .kernels import draw_tokens, verify_block
 from .params import SamplingParams, refuse_fields
@@ -56,7 +57,7 @@ class DeviceDecoder:
         capacity: int,
         width: int | None = None,
         kept: torch.Tensor | None = None,
-        draft_temperature: float = 1.0,
+        draft_temperature: float | DraftTemperature = 1.0,
     ) -> None:
         """Allocate.
 
@@ -66,7 +67,7 @@ class DeviceDecoder:
             capacity: longest sequence, prompt and output together.
             width: V, entries of the vocabulary; None: rows of the target's head.
             kept: [V_draft], the target token each row of a cut draft head stands for.
-            draft_temperature: multiplies the request's temperature when the draft draws.
+            draft_temperature: multiplies the request's temperature when the draft draws; may depend on it.
 
         Raises:
             ValueError: if γ is not in range, the models are on different devices, or one of them
@@ -81,7 +82,7 @@ class DeviceDecoder:
         self.target = StaticModel(target, capacity=slots)
         self.draft = None if draft is None else StaticModel(draft, capacity=slots)
         self.width = self.target.width if width is None else width
-        self._kept, self._draft_factor = kept, draft_temperature
+        self._kept, self._draft_heat = kept, as_draft_temperature(draft_temperature)
         self.device = device = self.target.device
         if self.draft is not None and self.draft.device != device:
             raise ValueError(
@@ -153,7 +154,8 @@ class DeviceDecoder:
             self._generator.manual_seed(params.seed)
         heat = 1.0 if _filtered(params) else params.temperature
         self._temperature.fill_(heat)
-        self._draft_temperature.fill_(heat * (1.0 if _filtered(params) else self._draft_factor))
+        factor = 1.0 if _filtered(params) else self._draft_heat.factor(params.temperature)
+        self._draft_temperature.fill_(heat * factor)
         self._length.fill_(len(prompt))
         self._end.fill_(len(prompt) + params.max_tokens)
         self._tail.copy_(torch.tensor([[0, *prompt][-2:]]))
@@ -187,7 +189,8 @@ class DeviceDecoder:
             else:
                 law.index_copy_(1, self._kept, logits.to(law.dtype))
             if _filtered(params):
-                law.copy_(token_probs(law, params, temperature_factor=self._draft_factor).log())
+                factor = self._draft_heat.factor(params.temperature)
+                law.copy_(token_probs(law, params, temperature_factor=factor).log())
             drawn = draw_tokens(law, self._draft_temperature, self._uniforms[:, step])  # [1]
             self._drafted[:, step] = drawn
             fed, positions = drawn[:, None], self._length[:, None] + step  # [1, 1]

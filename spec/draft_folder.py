@@ -7,12 +7,15 @@ with a cut head also has `draft_vocabulary.safetensors`; our loop cuts the head 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from .draft_temperature import DraftTemperature
 
 INFO_FILE = "foredraft.json"
 VOCABULARY_FILE = "draft_vocabulary.safetensors"
@@ -27,13 +30,27 @@ class DraftInfo:
     target_fingerprint: str
     tokenizer_hash: str
     draft_temperature: float = 1.0  # multiplies the request's temperature when the draft draws
+    draft_temperatures: tuple[tuple[float, float], ...] = ()  # (temperature, factor): calibrated
     kept_tokens: int | None = None  # rows of a cut head; None where the head is whole
     metrics: dict[str, float] = field(default_factory=dict)  # measured, e.g. "eval/T1/alpha_tf"
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        pairs = tuple((float(heat), float(factor)) for heat, factor in self.draft_temperatures)
+        object.__setattr__(self, "draft_temperatures", pairs)
+        DraftTemperature(pairs, self.draft_temperature)  # raises where they are none
+
+    @property
+    def temperature(self) -> DraftTemperature:
+        """What the request's temperature is multiplied by, by that temperature."""
+        return DraftTemperature(self.draft_temperatures, self.draft_temperature)
+
     def save(self, folder: str | Path) -> None:
-        """Write `foredraft.json`."""
-        (Path(folder) / INFO_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n")
+        """Write `foredraft.json`, at once."""
+        path = Path(folder) / INFO_FILE
+        part = path.with_name(f".{INFO_FILE}")
+        part.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        os.replace(part, path)
 
     @classmethod
     def load(cls, folder: str | Path) -> DraftInfo | None:

@@ -10,6 +10,7 @@ import torch
 
 from .batch_drafter import ModelRowsDrafter, RowsDrafter
 from .cached import CachedModel, uncovered
+from .draft_temperature import DraftTemperature, as_draft_temperature
 from .draws import Draws, drawn
 from .law import TokenLaw
 from .ngrams import Match
@@ -90,7 +91,7 @@ class ModelDrafter:
         *,
         width: int,
         kept: torch.Tensor | None = None,
-        temperature: float = 1.0,
+        temperature: float | DraftTemperature = 1.0,
     ) -> None:
         """Wrap a draft model.
 
@@ -98,13 +99,13 @@ class ModelDrafter:
             width: V, entries of the target's vocabulary.
             kept: [V_draft], the target token each row of a cut head stands for; None: a whole head,
                 whose row i is token i.
-            temperature: multiplies the request's temperature when the draft draws.
+            temperature: multiplies the request's temperature when the draft draws; may depend on it.
         """
         self.cached = CachedModel(model, width=width if kept is None else None)
         self.context = self.cached.context
         self.width = width
         self.kept = None if kept is None else kept.to(self.cached.device)
-        self._temperature = temperature
+        self.temperature = as_draft_temperature(temperature)
 
     def reset(self, capacity: int) -> None:
         # The prompt is fed when the first token is drafted: where nothing is, it costs nothing.
@@ -121,6 +122,7 @@ class ModelDrafter:
         drafted: list[int] = []
         rows: list[Laws] = []
         steps = 0
+        factor = self.temperature.factor(law.params.temperature)
         by_id = law.knows_ids(first=0)  # else a cut vocabulary is drawn from as it is
         while len(drafted) < gamma and policy.wants_step(depth := len(drafted) + 1):
             self.cached.encode_for(len(tokens) + len(drafted))
@@ -133,7 +135,7 @@ class ModelDrafter:
                 spread(logits, self.kept, self.width) if by_id else logits,
                 drafted,
                 first=len(drafted),
-                temperature_factor=self._temperature,
+                temperature_factor=factor,
             )  # [1, V], or [1, V_draft]
             index = drawn(row, 0, draws)
             drafted.append(index if by_id or self.kept is None else int(self.kept[index]))
@@ -160,5 +162,5 @@ class ModelDrafter:
             rows=rows,
             width=self.width,
             kept=self.kept,
-            temperature=self._temperature,
+            temperature=self.temperature,
         )

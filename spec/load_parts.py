@@ -35,7 +35,7 @@ def load_drafter(
     if kept is not None:
         cut_head(model, kept)
     pack_linears(model, draft=True)
-    temperature = 1.0 if info is None else info.draft_temperature
+    temperature = 1.0 if info is None else info.temperature
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
 
 

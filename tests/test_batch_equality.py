@@ -28,6 +28,7 @@ from foredraft.spec import (
     SamplingParams,
     SpeculativeDecoder,
 )
+from foredraft.spec.draft_temperature import DraftTemperature
 from toys import byte_tokenizer, greedy, noisy_copy, tiny_gpt2, tiny_llama
 
 SIZES = {
@@ -216,6 +217,22 @@ def test_b47_rows_with_speculation_off_leave_the_others_in_place() -> None:
             assert outputs[row].token_ids == single.token_ids
             assert outputs[row].stats.gammas == single.stats.gammas
             assert outputs[row].stats.accepted == single.stats.accepted
+
+
+def test_rows_draw_their_drafts_at_the_calibrated_temperature_of_their_own_request() -> None:
+    model = tiny_llama().double()
+    draft = noisy_copy(model, scale=0.2)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=12)
+    counts = []
+    for table in (DraftTemperature(((0.5, 0.5), (1.0, 1.5))), 1.0):
+        drafter = ModelDrafter(draft, width=260, temperature=table)
+        decoder = SpeculativeDecoder(model, byte_tokenizer(), drafter, FixedLookahead(4))
+        together = BatchDecoder(decoder, rows=2).generate(PROMPTS[:2], params)
+        alone = decoder.generate(PROMPTS[:2], params)
+        assert [row.token_ids for row in together] == [row.token_ids for row in alone]
+        assert [row.stats.accepted for row in together] == [row.stats.accepted for row in alone]
+        counts.append([row.stats.gammas | row.stats.accepted_lengths for row in alone])
+    assert counts[0] != counts[1]  # the table is read
 
 
 def test_b21_a_full_acceptance_leaves_no_hole_in_the_drafts_cache() -> None:

@@ -51,6 +51,7 @@ from foredraft.spec import (
     decode_round,
     dense,
 )
+from foredraft.spec.draft_temperature import DraftTemperature
 from toys import ScriptedDraws, TableLM, enumerate_law, random_table, tiny_llama
 
 LENGTH = 3  # tokens after the one-token prompt
@@ -392,6 +393,27 @@ def test_draft_temperature_and_a_cut_head_keep_the_law(temperature: float) -> No
     params = SamplingParams(temperature=temperature)
     law = round_by_round_law(params, FixedLookahead(2), drafter)
     assert largest_difference(law, target_law(params)) < TOLERANCE
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 0.75, 1.0])
+def test_calibrated_draft_temperatures_keep_the_law(temperature: float) -> None:
+    """Also between two of them: q is the law that was really drawn from."""
+    factors = DraftTemperature(((0.5, 0.6), (1.0, 1.4)))
+    drafter = ModelDrafter(DRAFT, width=4, temperature=factors)
+    params = SamplingParams(temperature=temperature)
+    law = round_by_round_law(params, FixedLookahead(2), drafter)
+    assert largest_difference(law, target_law(params)) < TOLERANCE
+
+
+def test_the_law_drawn_from_is_that_of_the_calibrated_temperature() -> None:
+    factors = DraftTemperature(((0.5, 0.6), (1.0, 1.4)))
+    drafter = ModelDrafter(DRAFT, width=4, temperature=factors)
+    params = SamplingParams(temperature=0.625)
+    law = TokenLaw(params, [0], width=4, eos_token_ids=(), device=torch.device("cpu"))
+    drafter.reset(8)
+    probs = dense(drafter.propose([0], 1, FixedLookahead(1), law, GeneratorDraws(0)).probs)
+    # A quarter of the way from 0.6 to 1.4.
+    assert torch.allclose(probs[0], (DRAFT.table[0, 0] / (0.625 * 0.8)).softmax(-1))
 
 
 class DroppingDrafter(ModelDrafter):

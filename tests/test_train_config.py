@@ -50,6 +50,7 @@ NEEDED: dict[str, Any] = {"target": "toy", "corpus": "toy"}
         ("eval_max_tokens", 1, "an integer of at least 2"),
         ("eval_temperatures", (), r"distinct numbers in \[0, inf\), one or more"),
         ("eval_temperatures", (1.0, 1.0), r"distinct numbers in \[0, inf\), one or more"),
+        ("serving_temperatures", (0.0,), "distinct numbers above 0, or none"),
         ("best_by", "loss", "alpha, or tau where eval_prompts is above 0"),
     ],
 )

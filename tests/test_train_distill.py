@@ -49,6 +49,7 @@ def base(tmp_path: Path, target: Any) -> dict[str, Any]:
         "eval_every": 5,
         "save_every": 4,
         "eval_prompts": 0,
+        "serving_temperatures": (),
         "report_to": "none",
     }
 

@@ -34,7 +34,8 @@ def run(target: Any, folder: Path, name: str = "run", **changes: Any) -> Distill
     fields: dict[str, Any] = {
         "target": "toy", "corpus": str(corpus), "output": str(folder / name), "layers": 1,
         "head_tokens": 120, "steps": 4, "batch_rows": 4, "learning_rate": 3e-3, "eval_every": 2,
-        "eval_prompts": 3, "eval_gamma": GAMMA, "eval_max_tokens": TOKENS, "report_to": "none",
+        "eval_prompts": 3, "eval_gamma": GAMMA, "eval_max_tokens": TOKENS,
+        "serving_temperatures": (), "report_to": "none",
     }  # fmt: skip
     config = DistillConfig(**{**fields, **changes})
     return distill(config, target=target, tokenizer=byte_tokenizer())

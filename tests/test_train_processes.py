@@ -24,7 +24,8 @@ def launch(folder: Path, processes: int, **changes: Any) -> list[dict[str, Any]]
     fields = {
         "target": folder / "target", "corpus": folder / "corpus", "output": output, "layers": 1,
         "head_tokens": 100, "steps": 10, "batch_rows": 6, "learning_rate": 3e-3, "eval_every": 5,
-        "eval_prompts": 3, "eval_temperatures": "[0]", "eval_max_tokens": 6, "report_to": "none", **changes,
+        "eval_prompts": 3, "eval_temperatures": "[0]", "eval_max_tokens": 6,
+        "serving_temperatures": "[]", "report_to": "none", **changes,
     }  # fmt: skip
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     # With --cpu, accelerate starts one process whatever is asked for (unless through mpirun).

@@ -124,6 +124,10 @@ class DistillConfig:
     on_policy_after: int = 0
     """Steps before it first writes: what an untrained draft writes teaches little."""
 
+    serving_temperatures: tuple[float, ...] = (0.5, 0.7, 1.0)
+    """Temperatures of requests that the best draft's own temperature is found for at the end, on held-out
+    rows; between them it is interpolated. Greedy decoding needs none."""
+
     eval_every: int = 50
     """Steps between evaluations on held-out rows; there is one before the first and at the end."""
     eval_rows: int = 32
@@ -149,7 +153,7 @@ class DistillConfig:
     """Name of the run in the tracker; none: the tracker's choice."""
 
     def __post_init__(self) -> None:
-        for name in ("betas", "eval_temperatures"):
+        for name in ("betas", "eval_temperatures", "serving_temperatures"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("target", "corpus", "output", "report_to"):
             _check(name, getattr(self, name), bool(getattr(self, name)), "a non-empty string")
@@ -165,6 +169,9 @@ class DistillConfig:
         _check_integer("eval_prompts", self.eval_prompts, low=0)
         _check_integer("eval_max_tokens", self.eval_max_tokens, low=2)  # 1: no room for a draft
         _check_temperatures("eval_temperatures", self.eval_temperatures)
+        heats = self.serving_temperatures
+        valid = len(set(heats)) == len(heats) and all(0 < heat < math.inf for heat in heats)
+        _check("serving_temperatures", heats, valid, "distinct numbers above 0, or none")
         best_by = self.best_by in BEST_BY and (self.best_by == "alpha" or self.eval_prompts > 0)
         _check("best_by", self.best_by, best_by, "alpha, or tau where eval_prompts is above 0")
         for name in ("learning_rate", "max_grad_norm", "temperature"):

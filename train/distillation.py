@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
 from ..spec import (
+    DraftInfo,
     load_causal_lm,
     load_tokenizer,
     model_fingerprint,
@@ -18,6 +19,7 @@ from ..spec import (
     tokenizer_hash,
 )
 from ..spec.cached import context_length
+from .calibrating import calibrate_folder, calibration_metrics
 from .checkpoint import newest_checkpoint
 from .config import DistillConfig
 from .loop import DistillResult, Run
@@ -88,9 +90,22 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
                 progress_line(accelerator, config.steps, run.state.step) as progress,
             ):
                 run.train(progress, request)
+            _calibrate(run)
         finally:
             accelerator.end_training()
     return run.result()
+
+
+def _calibrate(run: Run) -> None:
+    """Find the temperatures that the best draft should draw at, unless an earlier attempt has."""
+    folder, config = run.result().folder, run.config
+    info = DraftInfo.load(folder)
+    wanted = config.serving_temperatures and info is not None and not info.draft_temperatures
+    if wanted and run.accelerator.is_main_process:
+        rows = run.corpus.dev.examples
+        found = calibrate_folder(run.teacher, folder, rows, config.serving_temperatures)
+        run.log.add(run.state.step, calibration_metrics(found))
+    run.accelerator.wait_for_everyone()
 
 
 def _make_accelerator(config: DistillConfig, target: Any) -> Accelerator:

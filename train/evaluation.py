@@ -32,6 +32,7 @@ def evaluate_draft(
     max_length: int = 1024,
     batch_rows: int = 8,
     chunk_tokens: int = 1024,
+    draft_temperature: float = 1.0,
 ) -> dict[str, float]:
     """Return how well a draft imitates the target on the responses of corpus rows.
 
@@ -44,6 +45,7 @@ def evaluate_draft(
         max_length: tokens of prompt and response; what is beyond is cut from the end.
         batch_rows: rows in a forward.
         chunk_tokens: tokens whose logits exist at the same time.
+        draft_temperature: divides the draft's logits; the target stays at temperature 1.
 
     Returns:
         Means over response tokens at temperature 1, under `eval/T1/`: alpha_tf (Σ min(p, q)),
@@ -63,11 +65,12 @@ def evaluate_draft(
     return evaluate(
         teacher,
         draft,
-        _columns(teacher, draft, kept),
+        columns_of(teacher, draft, kept),
         examples,
         collate=collate_for(draft),
         batch_rows=batch_rows,
         chunk_tokens=chunk_tokens,
+        draft_temperature=draft_temperature,
     )
 
 
@@ -81,6 +84,7 @@ def evaluate(
     batch_rows: int,
     chunk_tokens: int,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda table: table,
+    draft_temperature: float = 1.0,
 ) -> dict[str, float]:
     """Return the metrics of `evaluate_draft` on prepared examples.
 
@@ -89,6 +93,7 @@ def evaluate(
         examples: this process's share of them.
         collate: makes batches for the draft.
         gather: joins the token tables [N, 4] of all processes along their tokens.
+        draft_temperature: as for `token_tables`.
     """
     tables = token_tables(
         teacher,
@@ -98,6 +103,7 @@ def evaluate(
         collate=collate,
         batch_rows=batch_rows,
         chunk_tokens=chunk_tokens,
+        draft_temperature=draft_temperature,
     )
     table = gather(torch.cat([torch.empty(0, len(METRICS)), *tables.values()])).double()  # [N, 4]
     means = dict(zip(METRICS, table.mean(0).tolist(), strict=True))
@@ -157,7 +163,7 @@ def alphas_of(
     tables = token_tables(
         teacher,
         draft,
-        _columns(teacher, draft, kept),
+        columns_of(teacher, draft, kept),
         examples,
         collate=collate_for(draft),
         batch_rows=8,
@@ -167,7 +173,7 @@ def alphas_of(
     return [tables[example][:, 0].double() for example in examples]
 
 
-def _columns(teacher: Teacher, draft: Any, kept: torch.Tensor | None) -> torch.Tensor:
+def columns_of(teacher: Teacher, draft: Any, kept: torch.Tensor | None) -> torch.Tensor:
     """Return the tokens [V_draft] that the draft can propose."""
     if kept is not None:
         return kept

@@ -63,8 +63,8 @@ class _Folder:
 
     @property
     def temperature(self) -> float:
-        """What the request's temperature is multiplied by when the draft draws."""
-        return 1.0 if self.info is None else self.info.draft_temperature
+        """What a request's temperature of 1 is multiplied by when the draft draws."""
+        return 1.0 if self.info is None else self.info.temperature.factor(1.0)
 
 
 class _Counts(NamedTuple):
