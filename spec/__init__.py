@@ -33,6 +33,7 @@ from .prompts import encode_text, render_chat
 from .round import decode_round
 from .rows import RowOutput, decode_rows, full_attention
 from .sampling import token_probs
+from .self_draft import SelfDrafter
 from .stats import DecodeStats
 from .stopping import eos_token_ids
 from .streaming import AsyncTextStream, TextStream
@@ -68,6 +69,7 @@ __all__ = [
     "RowOutput",
     "RowsDraws",
     "SamplingParams",
+    "SelfDrafter",
     "SpeculativeDecoder",
     "TextStream",
     "Together",

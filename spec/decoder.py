@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .cached import CachedModel
 from .drafter import Drafter, check_lookahead
 from .draws import GeneratorDraws
 from .generation_config import default_params
@@ -22,6 +21,7 @@ from .processors import Processor
 from .prompts import render_chat
 from .request import Prompt, Request, as_list, begin_output, check_request
 from .round import decode_round, most_to_draft
+from .self_draft import target_for
 from .stats import DecodeStats
 from .streaming import AsyncTextStream, TextStream, Turn
 from .vocabulary import target_width
@@ -55,7 +55,7 @@ class SpeculativeDecoder:
             ValueError: if the lookahead decides by logits that the drafter has not.
         """
         width = target_width(target, tokenizer)
-        self.target = CachedModel(target, width=width)
+        self.target = target_for(target, drafter, width=width)
         self.tokenizer = tokenizer
         self.drafter = drafter
         if lookahead is None:
@@ -83,7 +83,8 @@ class SpeculativeDecoder:
         Args:
             target: hub id or folder of a causal LM.
             draft: hub id or folder of a causal LM with the same tokenizer, such as foredraft.train
-                makes; "prompt-lookup", or any Drafter; None decodes plainly.
+                makes; "prompt-lookup"; "self:K", the target's own first K layers; or any Drafter; None
+                decodes plainly.
             lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4.
 
         Raises:
@@ -92,9 +93,7 @@ class SpeculativeDecoder:
         model = load_causal_lm(target, device=device, dtype=dtype)
         pack_linears(model)
         tokenizer = load_tokenizer(target)
-        drafter = find_drafter(
-            draft, tokenizer, width=target_width(model, tokenizer), device=device, dtype=dtype
-        )
+        drafter = find_drafter(draft, tokenizer, model, device=device, dtype=dtype)
         policy = load_lookahead(lookahead, model, draft_model(drafter))
         return cls(model, tokenizer, drafter, policy)
 

@@ -22,6 +22,7 @@ from .load_parts import draft_model, load_drafter, load_lookahead
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .policy import FixedLookahead, LookaheadPolicy
 from .round import decode_round, most_to_draft
+from .self_draft import SelfDrafter, exit_layer, target_for
 from .stats import DecodeStats
 from .vocabulary import target_width
 
@@ -53,7 +54,8 @@ def foredraft_generate(
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]` instead. `cache` of a dict output is None.
 
     Args:
-        draft: a loaded causal LM, a hub id or folder, "prompt-lookup", a Drafter; None decodes plainly.
+        draft: a loaded causal LM, a hub id or folder, "prompt-lookup", "self:K", a Drafter; None decodes
+            plainly.
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.
@@ -137,7 +139,7 @@ class ForedraftGenerate:
             policy = load_lookahead(self._lookahead, model, draft_model(drafter))
             assert policy is not None
             check_lookahead(policy, drafter)
-            self._parts = _Parts(model, CachedModel(model), drafter, policy)
+            self._parts = _Parts(model, target_for(model, drafter, width=None), drafter, policy)
         return self._parts
 
     def _load_drafter(self, model: Any) -> Drafter | None:
@@ -148,6 +150,9 @@ class ForedraftGenerate:
             return PromptLookupDrafter()
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
+        layers = exit_layer(str(draft))
+        if layers is not None:
+            return SelfDrafter(model, layers, width=width)
         tokenizer = self._tokenizer
         if tokenizer is None:
             if not model.name_or_path:

@@ -14,7 +14,8 @@ from .load import load_causal_lm, load_tokenizer
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .packed import pack_linears
 from .policy import FixedLookahead, LookaheadPolicy
-from .vocabulary import check_same_vocabulary
+from .self_draft import SelfDrafter, exit_layer
+from .vocabulary import check_same_vocabulary, target_width
 
 
 def load_drafter(
@@ -42,20 +43,27 @@ def load_drafter(
 def find_drafter(
     draft: Drafter | str | None,
     tokenizer: Any,
+    target: Any,
     *,
-    width: int,
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Drafter | None:
-    """Return the drafter that is meant: of a model by hub id or folder, "prompt-lookup", or the object itself.
+    """Return the drafter that is meant: the object itself, "prompt-lookup", "self:K", or a model's hub id or folder.
+
+    Args:
+        target: the model in use.
 
     Raises:
-        ValueError: see `load_drafter`.
+        ValueError: see `load_drafter` and `SelfDrafter`.
     """
     if not isinstance(draft, str):
         return draft
     if draft == PROMPT_LOOKUP:
         return PromptLookupDrafter()
+    width = target_width(target, tokenizer)
+    layers = exit_layer(draft)
+    if layers is not None:
+        return SelfDrafter(target, layers, width=width)
     return load_drafter(draft, tokenizer, width=width, device=device, dtype=dtype)
 
 
