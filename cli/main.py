@@ -10,6 +10,7 @@ import jsonargparse
 
 from ..train.config import DistillConfig
 from ..train.stopping import Stopped
+from .bench_config import BenchCommand
 from .config import (
     CalibrateCommand,
     CompareCommand,
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "verify": (VerifyCommand, "verifying", "run_verify"),
     "calibrate": (CalibrateCommand, "calibrating", "run_calibrate"),
     "export": (ExportCommand, "commands", "run_export"),
+    "bench": (BenchCommand, "bench", "run_bench"),
 }
 POSITIONAL = {
     "preview": "data",
@@ -44,6 +46,7 @@ POSITIONAL = {
     "export": "draft",
 }  # command -> the field that is given without a flag
 FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft."}
+TWO_FILES = "Two bench.json to compare instead of measuring."
 
 
 def make_parser() -> jsonargparse.ArgumentParser:
@@ -60,7 +63,11 @@ def make_parser() -> jsonargparse.ArgumentParser:
         first = POSITIONAL.get(name)
         if first is not None:
             one.add_argument(first, help=FIRST[first])
-        one.add_class_arguments(settings, skip=set() if first is None else {first})
+        skipped = set() if first is None else {first}
+        if name == "bench":  # two files after one flag, as a shell completes them
+            one.add_argument("--compare", nargs=2, metavar=("A", "B"), default=(), help=TWO_FILES)
+            skipped = {"compare"}
+        one.add_class_arguments(settings, skip=skipped)
         commands.add_subcommand(name, one, help=summary)
     return parser
 
