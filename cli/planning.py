@@ -1,8 +1,8 @@
 """`foredraft plan`: what drafts of several sizes would cost and gain, before any is trained.
 
-Costs are measured: each draft is built from the target's layers and run. Its α is that of its closed-form start on
-held-out rows of a corpus, and what training is expected to add. Speed follows from both, for the best fixed γ,
-as if each token were accepted with chance α whatever came before: an adaptive lookahead does a little better.
+Costs are measured: each draft is built from the target's layers and run. Its α is that of its closed-form
+start on held-out rows of a corpus, and what training is expected to add. Speed follows from both, for the best
+fixed γ, as if each token were accepted with chance α whatever came before.
 """
 
 from __future__ import annotations
@@ -221,11 +221,12 @@ def _break_even(costs: RoundCosts) -> float:
 def _tokens_per_second(
     target: _Target, model: Any, columns: torch.Tensor, settings: DistillConfig
 ) -> float:
-    """Return supervised tokens a second of training: forward and backward of two batches, the first not timed."""
+    """Return supervised tokens a second of training: forward and backward of a batch, after another."""
     loss = DraftLoss(
         model,
         target.teacher.head.rows(columns),
         loss_for(settings).divergence,
+        temperature=1.0,
         chunk_tokens=settings.chunk_tokens,
     )
     collate = collate_for(model)

@@ -149,9 +149,9 @@ class AdaptiveLookahead:
         """Learn from the round."""
         self._rounds += 1
         self._learn_acceptance(outcome)
-        self._account(outcome)
-        behind = None if self._prompt_unread else self._behind
-        self._costs.observe(outcome, behind=behind)
+        reads_prompt = self._prompt_unread and outcome.draft_steps > 0
+        self._costs.observe(outcome, behind=None if self._prompt_unread else self._behind)
+        self._account(outcome, reads_prompt)
         speculated = outcome.draft_steps > 0
         self._prompt_unread = self._prompt_unread and not speculated
         self._behind = 1 if speculated else self._behind + 1
@@ -302,26 +302,27 @@ class AdaptiveLookahead:
             self._hazards.observe([sigmoid(logit + shift) for logit in tested], outcome.accepted)
         self._history.update(outcome)
 
-    def _account(self, outcome: RoundOutcome) -> None:
-        """Book the round's time, in plain steps as they were before it."""
-        now, emitted, seconds = self._round, outcome.accepted + 1, outcome.round_seconds
-        plain = now.costs.plain
-        predicted = outcome.draft_steps * now.costs.draft_step
-        predicted += now.catch_up + now.costs.verify[outcome.drafted] + now.costs.round_overhead
-        self._throughput.observe(emitted, seconds, predicted, plain)
-        self._probes.observe(seconds / plain)
-        if now.kind == "probe":
-            self._probes.charge(seconds / plain - emitted)
-            self._guard.observe_probe(emitted - seconds / plain)
-        elif outcome.draft_steps == 0:
+    def _account(self, outcome: RoundOutcome, reads_prompt: bool) -> None:
+        """Book what the round cost in plain steps, by the costs as they are known after it.
+
+        What the draft took to read the prompt is in no table: there its seconds are taken as they are.
+        """
+        now, emitted, costs = self._round, outcome.accepted + 1, self._costs.current
+        if outcome.draft_steps == 0:
+            cost = 1.0
             self._guard.observe_plain()
         else:
+            drafting = outcome.draft_steps * costs.draft_step + now.catch_up
+            seconds = outcome.draft_seconds if reads_prompt else drafting
+            seconds += costs.verify[outcome.drafted] + costs.round_overhead
+            cost = seconds / costs.plain
+        self._throughput.observe(emitted, cost)
+        self._probes.observe(cost)
+        if now.kind == "probe":
+            self._probes.charge(cost - emitted)
+            self._guard.observe_probe(emitted - cost)
+        elif outcome.draft_steps > 0:
             expected, variance = emitted_moments(now.survivals)
             self._guard.observe_speculation(
-                seconds,
-                emitted=emitted,
-                plain_step=plain,
-                predicted=predicted,
-                expected=expected,
-                variance=variance,
+                emitted=emitted, cost=cost, expected=expected, variance=variance
             )

@@ -7,7 +7,6 @@ longer context, slows plain decoding too, so it leaves this number and the decis
 from __future__ import annotations
 
 START_ROUNDS = 10.0  # rounds of plain decoding that the start is worth
-OUTLIER = 3.0  # times its prediction: what a round may count for
 
 
 class Throughput:
@@ -22,13 +21,11 @@ class Throughput:
         """Tokens per plain step, at least 1: plain decoding is always to be had."""
         return max(1.0, self._tokens / self._steps)
 
-    def observe(self, tokens: int, seconds: float, predicted: float, plain: float) -> None:
+    def observe(self, tokens: int, cost: float) -> None:
         """Take in a round.
 
         Args:
-            seconds: what it took.
-            predicted: what it was predicted to take; bounds the weight of an outlier.
-            plain: seconds of a plain step now.
+            cost: of the round, in plain steps.
         """
         self._tokens = self._forgetting * self._tokens + tokens
-        self._steps = self._forgetting * self._steps + min(seconds, OUTLIER * predicted) / plain
+        self._steps = self._forgetting * self._steps + cost

@@ -153,7 +153,7 @@ class ModelDrafter:
 
     def twin(self) -> ModelDrafter:
         return ModelDrafter(
-            self.cached.model, width=self.width, kept=self.kept, temperature=self._temperature
+            self.cached.model, width=self.width, kept=self.kept, temperature=self.temperature
         )
 
     def for_rows(self, rows: int) -> RowsDrafter:

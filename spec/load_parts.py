@@ -48,7 +48,9 @@ def find_drafter(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Drafter | None:
-    """Return the drafter that is meant: the object itself, "prompt-lookup", "self:K", or a model's hub id or folder.
+    """Return the drafter that is meant: the object itself, or one by name.
+
+    Names are "prompt-lookup", "self:K", and a model's hub id or folder.
 
     Args:
         target: the model in use.

@@ -18,6 +18,7 @@ from torch import nn
 
 from .cache import KVCache
 from .cached import TOLERANCE, CachedModel
+from .draft_temperature import DraftTemperature
 from .drafter import Drafter, ModelDrafter
 from .params import check_integer
 from .split import first_part, second_part
@@ -192,7 +193,7 @@ class SelfDrafter(ModelDrafter):
         *,
         width: int,
         adapter: nn.Module | None = None,
-        temperature: float = 1.0,
+        temperature: float | DraftTemperature = 1.0,
     ) -> None:
         """Exit a target after some layers.
 
@@ -209,6 +210,7 @@ class SelfDrafter(ModelDrafter):
         self.target = SplitModel(model, layers, width=width, adapter=adapter)
         super().__init__(self.target.exit.model, width=width, temperature=temperature)
         self.cached = self.target.exit
+        self._adapter = adapter
 
     def reset(self, capacity: int) -> None:
         # The target's own reset is this one's: it has read the prompt since.
@@ -216,6 +218,15 @@ class SelfDrafter(ModelDrafter):
 
     def roll_back(self, length: int) -> None:
         self.target.roll_back(length)
+
+    def twin(self) -> SelfDrafter:
+        return SelfDrafter(
+            self.target.model,
+            self.target.layers,
+            width=self.width,
+            adapter=self._adapter,
+            temperature=self.temperature,
+        )
 
     def __repr__(self) -> str:
         return f"SelfDrafter(layers={self.target.layers})"

@@ -14,6 +14,7 @@ from foredraft.spec import (
     ModelDrafter,
     PromptLookupDrafter,
     SamplingParams,
+    SelfDrafter,
     SpeculativeDecoder,
 )
 from toys import ForcedTokens, byte_tokenizer, noisy_copy, tiny_llama
@@ -26,6 +27,7 @@ GAMMAS = (0, 1, 5)
 DRAFTERS: dict[str, Drafter] = {
     "model": ModelDrafter(noisy_copy(MODEL, scale=0.03), width=260, temperature=0.8),
     "lookup": PromptLookupDrafter(max_ngram=3, min_ngram=1),
+    "self": SelfDrafter(MODEL, 1, width=260),
 }
 
 

@@ -62,6 +62,7 @@ def test_speedup_and_break_even_follow_from_the_costs() -> None:
     """One token costs 1, verifying two 1.1, a draft step 0.1: γ = 1 pays where 1 + α > 1.2."""
     costs = RoundCosts(draft_step=0.1, verify=(1.0, 1.1))
     assert _break_even(costs) == pytest.approx(0.21)
-    assert _best(costs, 0.5) == (1, pytest.approx(1.5 / 1.2))
-    assert _best(costs, 0.1) == (0, pytest.approx(1.0))
+    for alpha, gamma, speedup in ((0.5, 1, 1.5 / 1.2), (0.1, 0, 1.0)):
+        assert _best(costs, alpha)[0] == gamma
+        assert _best(costs, alpha)[1] == pytest.approx(speedup)
     assert _break_even(RoundCosts(draft_step=2.0, verify=(1.0, 1.0))) == 1.0

@@ -162,24 +162,19 @@ def test_the_price_of_time_is_the_policys_own_rate_and_at_least_plain() -> None:
     throughput = Throughput(100.0)
     assert throughput.rate == 1.0
     for _ in range(2000):
-        throughput.observe(3, 0.2, 0.2, 0.1)
+        throughput.observe(3, 2.0)
     assert throughput.rate == pytest.approx(1.5, rel=0.01)
-    for _ in range(50):
-        throughput.observe(3, 0.6, 0.6, 0.3)  # three times slower, plain decoding as well
-    assert throughput.rate == pytest.approx(1.5, rel=0.01)
-    throughput.observe(3, 100.0, 0.2, 0.1)
-    assert throughput.rate > 1.4, "an outlier counts for three times its prediction"
     for _ in range(2000):
-        throughput.observe(1, 0.2, 0.2, 0.1)
+        throughput.observe(1, 2.0)
     assert throughput.rate == 1.0
 
 
 def test_half_of_the_weight_is_gone_after_the_half_life() -> None:
     throughput = Throughput(50.0)
     for _ in range(1000):
-        throughput.observe(2, 1.0, 1.0, 1.0)
+        throughput.observe(2, 1.0)
     for _ in range(50):
-        throughput.observe(4, 1.0, 1.0, 1.0)
+        throughput.observe(4, 1.0)
     assert throughput.rate == pytest.approx(3.0, rel=0.01)
 
 
