@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jsonargparse
 
 from ..train.config import DistillConfig
+from ..train.exit_config import ExitConfig
 from ..train.stopping import Stopped
 from .bench_config import BenchCommand
 from .config import (
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "plan": (PlanCommand, "planning", "run_plan"),
     "preview": (PreviewCommand, "preview", "run_preview"),
     "train": (DistillConfig, "commands", "run_train"),
+    "train-exit": (ExitConfig, "training_exit", "run_train_exit"),
     "fit": (FitCommand, "commands", "run_fit"),
     "compare": (CompareCommand, "commands", "run_compare"),
     "generate": (GenerateCommand, "commands", "run_generate"),

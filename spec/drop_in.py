@@ -17,12 +17,13 @@ from .draws import GeneratorDraws
 from .drop_in_call import asked_params, dropped_arguments, refuse_unsupported, unpadded
 from .drop_in_law import CallLaw, call_law
 from .drop_in_result import ResultRow, result_of
+from .exit_folder import find_self_drafter
 from .load import DTYPES, load_tokenizer
 from .load_parts import draft_model, load_drafter, load_lookahead
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .policy import FixedLookahead, LookaheadPolicy
 from .round import decode_round, most_to_draft
-from .self_draft import SelfDrafter, exit_layer, target_for
+from .self_draft import target_for
 from .stats import DecodeStats
 from .vocabulary import target_width
 
@@ -150,9 +151,9 @@ class ForedraftGenerate:
             return PromptLookupDrafter()
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
-        layers = exit_layer(str(draft))
-        if layers is not None:
-            return SelfDrafter(model, layers, width=width)
+        own = find_self_drafter(str(draft), model, width=width)
+        if own is not None:
+            return own
         tokenizer = self._tokenizer
         if tokenizer is None:
             if not model.name_or_path:

@@ -9,12 +9,12 @@ from typing import Any
 
 from .draft_folder import DraftInfo, cut_head, load_kept_tokens
 from .drafter import Drafter, ModelDrafter
+from .exit_folder import find_self_drafter
 from .fingerprint import model_fingerprint, tokenizer_hash
 from .load import load_causal_lm, load_tokenizer
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .packed import pack_linears
 from .policy import FixedLookahead, LookaheadPolicy
-from .self_draft import SelfDrafter, exit_layer
 from .vocabulary import check_same_vocabulary, target_width
 
 
@@ -50,7 +50,7 @@ def find_drafter(
 ) -> Drafter | None:
     """Return the drafter that is meant: the object itself, or one by name.
 
-    Names are "prompt-lookup", "self:K", and a model's hub id or folder.
+    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit.
 
     Args:
         target: the model in use.
@@ -63,9 +63,9 @@ def find_drafter(
     if draft == PROMPT_LOOKUP:
         return PromptLookupDrafter()
     width = target_width(target, tokenizer)
-    layers = exit_layer(draft)
-    if layers is not None:
-        return SelfDrafter(target, layers, width=width)
+    own = find_self_drafter(draft, target, width=width)
+    if own is not None:
+        return own
     return load_drafter(draft, tokenizer, width=width, device=device, dtype=dtype)
 
 

@@ -239,6 +239,14 @@ def test_the_adaptive_lookahead_and_a_batch_work_with_it() -> None:
     assert [output.token_ids for output in outputs] == expected
     assert total(outputs).accepted > 0
 
+    twin = decoder.twin(FixedLookahead(2))
+    streams = [one.stream(prompts[1], greedy(max_tokens=24)) for one in (decoder, twin)]
+    for _ in zip(*streams, strict=False):  # by turns: each has a cache of its own
+        pass
+    assert all(stream.output.token_ids[:20] == expected[1][:20] for stream in streams)
+    assert twin.target.cache is not decoder.target.cache
+    assert twin.drafter.target is twin.target  # type: ignore[union-attr]
+
     batch = BatchDecoder(decoder.with_lookahead(FixedLookahead(3)), rows=3)
     assert batch.obstacle is None
     outputs = batch.generate(prompts, greedy(max_tokens=24))

@@ -4,10 +4,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .config import DistillConfig
+from .exit_config import ExitConfig
 
 if TYPE_CHECKING:
     from .distillation import distill
     from .evaluation import evaluate_draft
+    from .exits import ExitResult, train_exit
     from .loop import DistillResult
     from .parity import Check, verify_draft
 
@@ -15,16 +17,21 @@ __all__ = [
     "Check",
     "DistillConfig",
     "DistillResult",
+    "ExitConfig",
+    "ExitResult",
     "distill",
     "evaluate_draft",
+    "train_exit",
     "verify_draft",
 ]
 
 _HOMES = {
     "Check": "parity",
     "DistillResult": "loop",
+    "ExitResult": "exits",
     "distill": "distillation",
     "evaluate_draft": "evaluation",
+    "train_exit": "exits",
     "verify_draft": "parity",
 }
 
