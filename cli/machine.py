@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..spec import ModelDrafter, SpeculativeDecoder
+from ..spec import ModelDrafter, SelfDrafter, SpeculativeDecoder
 from .report_data import Draft, Machine, Report, Target, Versions
 
 
@@ -74,9 +74,12 @@ def describe_target(model: Any, name: str, width: int) -> Target:
 def describe_draft(drafter: ModelDrafter, folder: str, coverage: float | None = None) -> Draft:
     """Return what there is to say of a draft, its head cut as it is used."""
     model = drafter.cached.model
+    layers = model.config.get_text_config().num_hidden_layers
+    if isinstance(drafter, SelfDrafter):
+        layers = drafter.target.layers
     return Draft(
         folder=folder,
-        layers=model.config.get_text_config().num_hidden_layers,
+        layers=layers,
         parameters=_count(model),
         head_tokens=None if drafter.kept is None else len(drafter.kept),
         coverage=coverage,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from foredraft.cli.machine import describe_draft
 from foredraft.cli.main import main
 from foredraft.data import read_corpus
 from foredraft.spec import (
@@ -123,7 +124,8 @@ def test_a_decoder_and_the_drop_in_take_a_folder(target: Any, corpus: str, tmp_p
     ]
     assert main(["train-exit", *command]) == 0
     decoder = SpeculativeDecoder.from_pretrained(name, draft=folder, lookahead=3)
-    assert repr(decoder.drafter) == "SelfDrafter(layers=2)"
+    assert isinstance(decoder.drafter, SelfDrafter)
+    assert describe_draft(decoder.drafter, folder).layers == 2
     expected = target.generate(torch.tensor([[5, 9]]), max_new_tokens=16, do_sample=False)[0, 2:]
     [output] = decoder.generate([[5, 9]], greedy(max_tokens=16))
     assert output.token_ids == expected.tolist()
