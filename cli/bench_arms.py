@@ -136,7 +136,7 @@ class ArmMaker:
         if reason is not None:
             raise ValueError(reason)
         drafter = find_drafter(
-            found, self._tokenizer, width=self._width, device=self._device, dtype=self._dtype
+            found, self._tokenizer, self._target, device=self._device, dtype=self._dtype
         )
         assert drafter is not None
         return drafter
