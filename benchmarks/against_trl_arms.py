@@ -154,7 +154,7 @@ def gkd(job: Job) -> Measured:
     target, batches = _given(job)
     clock = _Clock()
 
-    class Trainer(trl.GKDTrainer):  # type: ignore[misc, name-defined]
+    class Trainer(trl.GKDTrainer):  # type: ignore[misc]
         """GKDTrainer that takes the rows as they come and notes the losses."""
 
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -187,7 +187,7 @@ def distillation(job: Job) -> Measured:
     rows = [one for batch in batches for one in batch]
     clock = _Clock()
 
-    class Trainer(trl.DistillationTrainer):  # type: ignore[misc, name-defined]
+    class Trainer(trl.DistillationTrainer):  # type: ignore[misc]
         """DistillationTrainer that takes the rows as they come, answers included, and notes the losses."""
 
         def _generate(self, prompts: list[str]) -> Any:
@@ -240,7 +240,7 @@ def _train(
 ) -> Measured:
     """Train the starting draft with our optimizer's settings and rate, on the records in their order."""
 
-    class Steps(TrainerCallback):
+    class Steps(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 0:
                 clock.start()

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import loss_table
-from foredraft.train import DistillResult
+from foredraft.train import DistillResult, distill
 from loss_table import LossTable, mean_and_deviation, run, table
 from toy_corpus import random_rows, write_corpus_folder
 from toys import byte_tokenizer, tiny_llama
@@ -35,16 +34,15 @@ def test_every_cell_is_a_line_and_an_interrupted_table_goes_on(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[str, int]] = []
-    original = loss_table.distill
 
     def spy(config: Any, **loaded: Any) -> DistillResult:
         if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append((config.loss, config.seed))
-        return original(config, **loaded)
+        return distill(config, **loaded)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loss_table, "distill", spy)
+        patch.setattr("loss_table.distill", spy)
         with pytest.raises(KeyboardInterrupt):
             train(fields)
     assert trained == [("kl", 0), ("nla", 0)]  # all losses of a seed first
@@ -65,7 +63,7 @@ def test_every_cell_is_a_line_and_an_interrupted_table_goes_on(
     assert lines[0]["alpha"] != lines[2]["alpha"]  # another seed
 
     with monkeypatch.context() as patch:
-        patch.setattr(loss_table, "distill", lambda *a, **k: pytest.fail("trained again"))
+        patch.setattr("loss_table.distill", lambda *a, **k: pytest.fail("trained again"))
         assert train(fields, losses=("nla",)) == lines
         with pytest.raises(ValueError, match=r"steps is 3, but .* has a line of 2"):
             train(fields, steps=3)

@@ -161,7 +161,8 @@ def test_gradients_of_jensen_shannon_near_its_ends() -> None:
 
     def gradient(loss: Any, *parameters: float) -> torch.Tensor:
         logits = start.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(loss(p, logits, *parameters).sum(), logits)
+        total: torch.Tensor = loss(p, logits, *parameters).sum()
+        grad: torch.Tensor = torch.autograd.grad(total, logits)[0]
         return grad
 
     for small in (1e-3, 1e-5):
