@@ -53,7 +53,7 @@ class Job(NamedTuple):
         """The run, as our trainer takes it: forward KL at temperature 1, every weight trained."""
         return DistillConfig(
             target="random", corpus="random", loss="kl", layers=self.sizes.draft_layers,
-            head_tokens=None, train_embeddings=True, report_to="none", **self.distil,
+            head_tokens=None, train_embeddings=True, eval_prompts=0, report_to="none", **self.distil,
         )  # fmt: skip
 
 

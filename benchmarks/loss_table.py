@@ -90,7 +90,8 @@ class LossTable:
             train_head=self.train_head, state_weight=self.state_weight,
             temperature=self.temperature, complete_only=self.complete_only,
             eval_rows=self.eval_rows, chunk_tokens=self.chunk_tokens, save_every=self.save_every,
-            eval_every=self.steps, keep=1, report_to="none",
+            eval_every=self.steps, eval_prompts=0, serving_temperatures=(), keep=1,
+            report_to="none",
         )  # fmt: skip
 
 
