@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..data import read_corpus
+from ..data import CorpusManifest, read_corpus
 from ..data.conversations import load_conversations
-from ..spec import load_tokenizer
+from ..spec import load_tokenizer, tokenizer_hash
 from ..train.batches import Example, ExampleSet, make_examples
 from ..train.reading import conversation_examples, is_corpus
 from .config import PreviewCommand
@@ -76,6 +76,8 @@ def _read(config: PreviewCommand, tokenizer: Any) -> dict[str, ExampleSet]:
         conversations = load_conversations(config.data)
         sets = conversation_examples(tokenizer, conversations, config.max_length)
         return {split: sets[split] for split in ("train", "dev")}
+    if CorpusManifest.load(config.data).tokenizer_hash != tokenizer_hash(tokenizer):
+        raise ValueError(f"target: {config.data} was written with another tokenizer")
     return {
         split: make_examples(
             read_corpus(config.data, split=split, complete_only=split == "train"), config.max_length

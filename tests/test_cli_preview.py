@@ -66,6 +66,8 @@ def test_a_corpus_is_shown_as_it_is_trained_on(tmp_path: Path) -> None:
     text = shown(PreviewCommand(data=folder, target="toy"), byte_tokenizer())
     assert "train: 1 examples, 4 of 5 tokens supervised (80 %)" in text
     assert "4 of 5 tokens supervised" in text
+    with pytest.raises(ValueError, match="written with another tokenizer"):
+        shown(PreviewCommand(data=folder, target="toy"), chat_tokenizer("chatml"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("rows", -1), ("max_length", 1)])

@@ -57,6 +57,18 @@ def test_the_bounds_are_reached_by_laws_that_agree_on_what_is_known() -> None:
         assert torch.minimum(p, q).sum().item() == pytest.approx(bound.item(), abs=1e-7)
 
 
+def test_tokens_that_the_target_excludes_leave_the_bounds_finite() -> None:
+    target, draft = laws(4, rows=3)
+    target = target.masked_fill(torch.arange(V) > 2, -torch.inf)
+    top = top_k(target, 8)
+    alpha = log_acceptance(target.log_softmax(-1), draft).exp()
+    kl = forward_kl(target, draft)
+    for value, (low, high) in ((alpha, acceptance_bounds(top, draft)), (kl, kl_bounds(top, draft))):
+        assert (low <= value + 1e-6).all()
+        assert (value <= high + 1e-6).all()
+        assert (high - low).max() < 0.02
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_all_tokens_is_the_loss_of_the_whole_law_in_value_and_gradient(name: str) -> None:
     chosen = loss_for(DistillConfig(target="toy", corpus="toy", loss=name))

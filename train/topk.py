@@ -123,7 +123,9 @@ def kl_bounds(top: TopK, draft_logits: torch.Tensor) -> tuple[torch.Tensor, torc
 def _probs(top: TopK) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a probability may have been before its logarithm was rounded: least and largest, [N, k]."""
     log_probs = top.log_probs.double()
-    slack = log_probs.abs() * ROUNDING + TINY if top.log_probs.dtype == torch.float16 else 0.0
+    half = top.log_probs.dtype == torch.float16
+    slack = (log_probs.abs() * ROUNDING + TINY) * half
+    slack = slack.masked_fill(log_probs.isinf(), 0.0)  # what the target excludes, it excludes
     return (log_probs - slack).exp(), (log_probs + slack).exp().clamp(max=1.0)
 
 
