@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from chat_templates import chat_tokenizer
 
 from foredraft.data.conversations import Conversation
+from foredraft.spec import render_chat
 from foredraft.train import DistillConfig, distill
 from foredraft.train.batches import Example, prompt_groups
 from foredraft.train.divergences import forward_kl
+from foredraft.train.draft import Draft
 from foredraft.train.heads import LogitHead, hidden_states
 from foredraft.train.held_out import load_held_out, save_held_out
+from foredraft.train.in_loop import LoopProbe
 from foredraft.train.losses import DraftLoss
 from foredraft.train.packing import collate, collate_for, supervised_states
 from foredraft.train.reading import (
@@ -158,6 +162,20 @@ def test_a_token_of_one_document_changes_nothing_in_another_of_its_row() -> None
     assert torch.allclose(before[1], after[1], atol=1e-5)
 
 
+def test_the_loop_is_asked_what_comes_after_the_first_question() -> None:
+    """Of a conversation with several answers too: its first answer is no part of the prompt."""
+    tokenizer, (example,), _ = made(talk("q", "ab", "r", "cd"))
+    config = DistillConfig(target="toy", corpus="toy", eval_max_tokens=3, eval_temperatures=(0.0,))
+    target = tiny_llama(vocabulary=WIDTH)
+    draft = Draft(tiny_llama(vocabulary=WIDTH, seed=1), None, None)
+    accelerator, teacher = Accelerator(cpu=True), Teacher(target, width=len(tokenizer))
+    probe = LoopProbe(config, accelerator, teacher, tokenizer, draft, [example])
+    probe.measure()
+    (answer,) = probe.answers
+    question = [{"role": "user", "content": "q"}]
+    assert answer.prompt == render_chat(tokenizer, question)
+
+
 def test_held_out_conversations_are_read_back_as_they_were(tmp_path: Path) -> None:
     _, examples, _ = made(talk("q", "ab", "r", "cd"), talk("x", "y"))
     save_held_out(tmp_path, examples)
@@ -182,7 +200,8 @@ def chats(tmp_path: Path) -> dict[str, Any]:
     return {
         "target": "toy", "corpus": str(path), "output": str(tmp_path / "run"), "layers": 1,
         "head_tokens": None, "steps": 12, "batch_rows": 6, "learning_rate": 1e-2,
-        "report_to": "none", "eval_every": 12, "max_length": 64,
+        "report_to": "none", "eval_every": 12, "max_length": 64, "eval_prompts": 2,
+        "eval_max_tokens": 4, "head_start": "target",
     }  # fmt: skip
 
 

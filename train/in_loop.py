@@ -52,7 +52,7 @@ class LoopProbe:
         """Choose the prompts: those of the first held-out rows, each once."""
         self._config, self._accelerator, self._draft = config, accelerator, draft
         first = [examples[group[0]] for group in prompt_groups(examples)][: config.eval_prompts]
-        prompts = [one.tokens[: -one.supervised].tolist() for one in first]
+        prompts = [one.tokens[: one.first].tolist() for one in first]
         count, index = accelerator.num_processes, accelerator.process_index
         self._mine = list(enumerate(prompts))[index::count]
         self._prompts = len(prompts)
