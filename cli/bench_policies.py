@@ -22,6 +22,7 @@ GAMMA_MAX = 8  # of a lookahead that is fitted on the spot
 TRACE_TOKENS = 40
 LOOKAHEADS = "lookaheads"  # sub-folder of those fitted on the spot
 NO_LOGITS = "bandit over γ: this drafter has no draft model whose looks could be read"
+FITTED, FITTED_BEFORE = "fitted for this run: ", "fitted before: "  # and the folder
 Say = Callable[[str], None]
 
 
@@ -65,11 +66,11 @@ class Policies:
             return GammaBandit(), NO_LOGITS
         given = None if self.lookahead is None else self._load(Path(self.lookahead), decoder)
         if given is not None:
-            return given, f"fitted before: {self.lookahead}"
+            return given, f"{FITTED_BEFORE}{self.lookahead}"
         if drafter not in self._fitted:
             self._fitted[drafter] = self._fit(drafter, decoder)
         folder = self._fitted[drafter]
-        return AdaptiveLookahead.load(folder), f"fitted for this run: {folder}"
+        return AdaptiveLookahead.load(folder), f"{FITTED}{folder}"
 
     def _load(self, folder: Path, decoder: SpeculativeDecoder) -> AdaptiveLookahead | None:
         """Return the lookahead of a folder; None where it is another draft's or another machine's."""

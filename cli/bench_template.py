@@ -26,10 +26,11 @@ TEMPLATE = """\
 {% endif %}
 {%- endmacro -%}
 {%- macro cells_table(cells, with_domain) -%}
+{% set several = cells | map(attribute="setting") | map("varied_words") | unique | list | length > 1 %}
 <div class="card scroll" tabindex="0">
 <table class="sortable">
 {{ head([("arm", "")] + ([("domain", "")] if with_domain else []) + [
-   ("setting", ""), ("speedup", "95 %, over plain"), (floor ~ "× plain", "kept?"),
+   ("speedup", "95 %, over plain"), (floor ~ "× plain", "kept?"),
    ("tokens/s", "decoding"), ("whole calls", "speedup"),
    ("α", "of tested"), ("rate", "of drafted"), ("τ", "tokens/forward"), ("draft", "ms/step"),
    ("verify", "ms/forward"), ("TTFT", "ms"), ("ITL", "median ms"), ("ITL 95 %", "ms"),
@@ -37,9 +38,9 @@ TEMPLATE = """\
 <tbody>
 {% for cell in cells %}
 <tr{% if cell.setting.policy in controllers %} class="adaptive"{% endif %}>
-<th scope="row">{{ cell.setting | arm_words }}</th>
+<th scope="row">{{ cell.setting | arm_words }}{% if several %}<small>{{ cell.setting | varied_words
+}}</small>{% endif %}</th>
 {% if with_domain %}<td>{{ cell.setting.domain | clean(30) }}</td>{% endif %}
-<td>{{ cell.setting | varied_words }}</td>
 {{ num(cell.speedup, cell | cell_speedup) }}
 <td class="{{ {"keeps up": "keeps", "loses": "loses"}.get(cell | floor_words, "") }}">{{
  cell | floor_words }}</td>
@@ -96,7 +97,9 @@ TEMPLATE = """\
 {% set own = plots[loop.index0] %}
 <section>
 <h2>{{ condition.name | capitalize }}</h2>
-<p>{{ condition.about }} All arms decode each prompt in turn, in a new order each time.</p>
+<p>{{ condition.about }} All arms decode each prompt in turn, in a new order each time.
+{% set words = by_condition[loop.index0] | map(attribute="setting") | map("varied_words") | unique | list %}
+{% if words | length == 1 %}Settings: {{ words[0] }}.{% endif %}</p>
 {% if by_condition[loop.index0] %}
 {{ cells_table(by_condition[loop.index0], domain_names[loop.index0] | length > 0
    and not has_totals[loop.index0]) }}

@@ -11,7 +11,7 @@ import jsonargparse
 from ..train.config import DistillConfig
 from ..train.exit_config import ExitConfig
 from ..train.stopping import Stopped
-from .bench_config import BenchCommand
+from .bench_config import AdviseCommand, BenchCommand
 from .config import (
     CalibrateCommand,
     CompareCommand,
@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "calibrate": (CalibrateCommand, "calibrating", "run_calibrate"),
     "export": (ExportCommand, "commands", "run_export"),
     "bench": (BenchCommand, "bench", "run_bench"),
+    "advise": (AdviseCommand, "bench_advising", "run_advise"),
 }
 POSITIONAL = {
     "preview": "data",

@@ -40,12 +40,18 @@ them, and what is written follows the target's law. {shape}
 
 ## Use
 
+{use}
+Check it: `foredraft verify {name} --target {target}`.
+"""
+
+
+_USE = """\
 With foredraft:
 
 ```python
 from foredraft.spec import SamplingParams, SpeculativeDecoder
 
-decoder = SpeculativeDecoder.from_pretrained("{target}", draft="{name}", lookahead={gamma})
+decoder = SpeculativeDecoder.from_pretrained("{target}", draft="{name}", lookahead={lookahead})
 chat = [{{"role": "user", "content": "Name three fruits."}}]
 print(decoder.chat([chat], SamplingParams(temperature=0, max_tokens=64))[0].text)
 ```
@@ -80,8 +86,6 @@ python -m sglang.launch_server --model-path {target} \\
     --speculative-algorithm STANDALONE --speculative-draft-model-path {name} \\
     --speculative-num-steps {gamma} --speculative-eagle-topk 1 --speculative-num-draft-tokens {more}
 ```
-
-Check it: `foredraft verify {name} --target {target}`.
 """
 
 
@@ -101,8 +105,24 @@ def model_card(name: str, info: DraftInfo | None, model: Any, dtype: str) -> str
         base=f"base_model: {target}\n" if on_hub else "",
         shape=_shape(info, model, dtype),
         figures=_figures({} if info is None else info.metrics),
-        gamma=GAMMA,
-        more=GAMMA + 1,
+        use=usage(name, target, gamma=GAMMA),
+    )
+
+
+def usage(name: str, target: str, *, gamma: int, lookahead: str | None = None) -> str:
+    """Return in Markdown how foredraft, transformers, vLLM and SGLang take a draft.
+
+    Args:
+        name, target: hub ids or folders.
+        gamma: tokens that the others draft in a round.
+        lookahead: what foredraft's decoder gets instead, as Python; None: `gamma`.
+    """
+    return _USE.format(
+        name=name,
+        target=target,
+        gamma=gamma,
+        more=gamma + 1,
+        lookahead=gamma if lookahead is None else lookahead,
         transformers=transformers.__version__,
     )
 
