@@ -90,7 +90,7 @@ def gaps(cells: Sequence[Cell]) -> Figure:
             if value is not None:
                 axes.plot(value, place, color=colour, marker=marker, markersize=8, zorder=3)
 
-    figure, _ = _panels(cells, draw, "ms between deliveries: ● median, | 95 %, ◆ 99 %")
+    figure, _ = _panels(cells, draw, "ms between deliveries")
     return figure
 
 
@@ -112,7 +112,7 @@ def verify_latency(costs: Sequence[VerifyCost]) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("tokens in the target's forward (γ + 1)")
     axes.set_ylabel("ms")
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.2, ncols=2)
     return figure
 
 

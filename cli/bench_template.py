@@ -116,7 +116,8 @@ Seconds per token of plain decoding over the arm's, prompts not read in them. Th
 interval, by bootstrap over prompts, paired; there is none for one prompt.
 {% endcall %}
 {% call plot(own, "gaps", "Inter-token latency") %}
-What a reader of the stream waits for: tokens of one round come together, so a longer wait may bring
+What a reader of the stream waits for: dot median, bar 95 %, diamond 99 %. Tokens
+of one round come together, so a longer wait may bring
 more of them.
 {% endcall %}
 {% call plot(own, "verify", "What a verification costs") %}

@@ -28,7 +28,8 @@ def varied_words(setting: Setting) -> str:
     """Return what was varied besides the arm and the domain."""
     prompt = "" if setting.prompt_tokens is None else f"prompt {setting.prompt_tokens}, "
     rows = "" if setting.rows == 1 else f", batch {setting.rows}"
-    return f"{prompt}up to {setting.max_tokens} tokens{rows}, T = {setting.temperature:g}"
+    heat = f"T\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{setting.temperature:g}"
+    return f"{prompt}up to {setting.max_tokens} tokens{rows}, {heat}"
 
 
 def setting_words(setting: Setting) -> str:

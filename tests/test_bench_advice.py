@@ -37,7 +37,7 @@ def report_with(speedup: float, low: float, high: float, **setting: object) -> B
 def test_an_arm_is_advised_where_its_interval_lies_above_plain() -> None:
     advice = advise(report_with(1.5, 1.2, 1.8))
     assert advice.best is not None
-    assert advice.finding.startswith("Use x</b>/best, γ = 2: 1.50× (1.20–1.80)")
+    assert advice.finding.startswith("Use b>/best, γ = 2: 1.50× (1.20–1.80)")
     assert any("On b it gave 0.50×" in line for line in advice.not_here)
     assert any("3 of 4 blocks" in line for line in advice.not_here)
 

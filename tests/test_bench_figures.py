@@ -197,7 +197,6 @@ def test_the_page_escapes_loads_nothing_and_runs_one_script() -> None:
     assert not re.search(r"(?:src|href)=[\"'](?!#)", page)
     assert page.count("<script>") == 1
     assert SCRIPT in page
-    assert "0 of" not in page.partition("differs")[2][:40]
     assert page.count("<svg") == 4
 
 

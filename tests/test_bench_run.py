@@ -127,11 +127,11 @@ def test_what_was_measured_is_not_measured_again(
 def test_a_sampled_arm_that_breaks_the_law_is_called_broken(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def always(*_: Any) -> bool:  # every drafted token is believed
-        return True
+    def never(*_: Any) -> bool:  # what is emitted is drawn from the residual alone
+        return False
 
-    monkeypatch.setattr("foredraft.spec.draws.GeneratorDraws.accepts", always)
-    more = ["--temperatures", "[1.0]", "--prompts_per_domain", "6", "--max_tokens", "[32]"]
+    monkeypatch.setattr("foredraft.spec.draws.GeneratorDraws.accepts", never)
+    more = ["--temperatures", "[1.0]", "--prompts_per_domain", "4", "--max_tokens", "[32]"]
     assert cli.main(asked(folder, tmp_path / "out", *more)) == 0
     broken = read_bench(str(tmp_path / "out" / "bench.json"))
     odds = {cell.setting.drafter: cell.law_odds for cell in of(broken, "γ = 2")}
