@@ -9,6 +9,7 @@ from typing import Any
 
 from ..spec import RequestOutput, SamplingParams, first_difference
 from ..spec.load_parts import draft_model
+from ..spec.self_draft import SelfDrafter
 from .bench_arms import BenchArm
 from .bench_data import PLAIN, Sample, Setting
 from .bench_law import token_ranks
@@ -82,7 +83,8 @@ def _sample(
                 f"{name}/{arm.drafter}/{arm.policy}/{row}",
             )
     longest = max(len(output.prompt_token_ids) for output in outputs) + params.max_tokens
-    draft = draft_model(arm.decoder.drafter)
+    shared = isinstance(arm.decoder.drafter, SelfDrafter) and block.rows == 1
+    draft = None if shared else draft_model(arm.decoder.drafter)  # whose cache is its own
     return Sample(
         setting=Setting(
             condition=block.condition,
