@@ -127,6 +127,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_losing_conditions_run_and_say_what_was_refused(folder: Path) -> None:
     asked = [
         "bench", "--target", str(folder / "target"), "--drafters", f"[{folder / 'draft'}]",

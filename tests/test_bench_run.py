@@ -124,6 +124,7 @@ def test_what_was_measured_is_not_measured_again(
     assert len(measured) == 5  # other draws, other figures
 
 
+@pytest.mark.slow
 def test_a_sampled_arm_that_breaks_the_law_is_called_broken(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_prompts_and_outputs_have_the_lengths_asked_for(folder: Path, tmp_path: 
         assert row["output_lengths"] == [8]
 
 
+@pytest.mark.slow
 def test_an_adaptive_policy_is_fitted_where_none_is_given(folder: Path, tmp_path: Path) -> None:
     more = ["--policies", "[adaptive]", "--prompts_per_domain", "1"]
     assert cli.main(asked(folder, tmp_path / "out", *more)) == 0
