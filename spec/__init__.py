@@ -6,6 +6,7 @@ from .batch_draws import RowByRow, RowsDraws, Together
 from .batch_padding import strip_padding
 from .cached import CachedModel, rope_switch, try_rollback
 from .cpu import settle_cpu
+from .cross_tokenizer import CrossTokenizerDrafter
 from .decoder import SpeculativeDecoder
 from .draft_folder import (
     DraftInfo,
@@ -34,6 +35,7 @@ from .round import decode_round
 from .rows import RowOutput, decode_rows, full_attention
 from .sampling import token_probs
 from .self_draft import SelfDrafter
+from .shared_tokens import SharedTokensDrafter
 from .stats import DecodeStats
 from .stopping import eos_token_ids
 from .streaming import AsyncTextStream, TextStream
@@ -45,6 +47,7 @@ __all__ = [
     "AsyncTextStream",
     "BatchDecoder",
     "CachedModel",
+    "CrossTokenizerDrafter",
     "DecodeStats",
     "Difference",
     "DraftInfo",
@@ -70,6 +73,7 @@ __all__ = [
     "RowsDraws",
     "SamplingParams",
     "SelfDrafter",
+    "SharedTokensDrafter",
     "SpeculativeDecoder",
     "TextStream",
     "Together",

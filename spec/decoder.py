@@ -83,8 +83,8 @@ class SpeculativeDecoder:
         Args:
             target: hub id or folder of a causal LM.
             draft: hub id or folder of a causal LM with the same tokenizer, such as foredraft.train
-                makes; "prompt-lookup"; "self:K", the target's own first K layers; or any Drafter; None
-                decodes plainly.
+                makes; "prompt-lookup"; "self:K", the target's own first K layers; "cross:" or "shared:"
+                before a model with another tokenizer; or any Drafter; None decodes plainly.
             lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4.
 
         Raises:

@@ -19,7 +19,7 @@ from .drop_in_law import CallLaw, call_law
 from .drop_in_result import ResultRow, result_of
 from .exit_folder import find_self_drafter
 from .load import DTYPES, load_tokenizer
-from .load_parts import draft_model, load_drafter, load_lookahead
+from .load_parts import draft_model, load_lookahead, load_named
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .policy import FixedLookahead, LookaheadPolicy
 from .round import decode_round, most_to_draft
@@ -55,8 +55,8 @@ def foredraft_generate(
     `stopping_criteria=[StopStringCriteria(tokenizer, [...])]` instead. `cache` of a dict output is None.
 
     Args:
-        draft: a loaded causal LM, a hub id or folder, "prompt-lookup", "self:K", a Drafter; None decodes
-            plainly.
+        draft: a loaded causal LM, a hub id or folder, "prompt-lookup", "self:K", "cross:" or "shared:"
+            before a model with another tokenizer, a Drafter; None decodes plainly.
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.
@@ -160,7 +160,7 @@ class ForedraftGenerate:
                 raise ValueError("tokenizer: pass the target's, to check the draft against")
             tokenizer = load_tokenizer(model.name_or_path)
         names = {value: name for name, value in DTYPES.items()}
-        return load_drafter(
+        return load_named(
             str(draft),
             tokenizer,
             width=width,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .cross_tokenizer import CROSS, CrossTokenizerDrafter
 from .draft_folder import DraftInfo, cut_head, load_kept_tokens
 from .drafter import Drafter, ModelDrafter
 from .exit_folder import find_self_drafter
@@ -15,6 +16,7 @@ from .load import load_causal_lm, load_tokenizer
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .packed import pack_linears
 from .policy import FixedLookahead, LookaheadPolicy
+from .shared_tokens import SHARED, SharedTokensDrafter
 from .vocabulary import check_same_vocabulary, target_width
 
 
@@ -40,6 +42,24 @@ def load_drafter(
     return ModelDrafter(model, width=width, kept=kept, temperature=temperature)
 
 
+def load_named(
+    name: str, tokenizer: Any, *, width: int, device: str = "cpu", dtype: str = "float32"
+) -> Drafter:
+    """Load the draft that a name means; "cross:" or "shared:" stands before one with another tokenizer.
+
+    Raises:
+        ValueError: see `load_drafter`, `CrossTokenizerDrafter` and `SharedTokensDrafter`.
+    """
+    if not name.startswith((CROSS, SHARED)):
+        return load_drafter(name, tokenizer, width=width, device=device, dtype=dtype)
+    _, folder = name.split(":", 1)
+    model = load_causal_lm(folder, device=device, dtype=dtype)
+    pack_linears(model, draft=True)
+    if name.startswith(CROSS):
+        return CrossTokenizerDrafter(model, load_tokenizer(folder), tokenizer)
+    return SharedTokensDrafter(model, load_tokenizer(folder), tokenizer, width=width)
+
+
 def find_drafter(
     draft: Drafter | str | None,
     tokenizer: Any,
@@ -50,13 +70,14 @@ def find_drafter(
 ) -> Drafter | None:
     """Return the drafter that is meant: the object itself, or one by name.
 
-    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit.
+    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit; a model's after
+    "cross:" or "shared:" where it has another tokenizer.
 
     Args:
         target: the model in use.
 
     Raises:
-        ValueError: see `load_drafter` and `SelfDrafter`.
+        ValueError: see `load_named` and `SelfDrafter`.
     """
     if not isinstance(draft, str):
         return draft
@@ -66,7 +87,7 @@ def find_drafter(
     own = find_self_drafter(draft, target, width=width)
     if own is not None:
         return own
-    return load_drafter(draft, tokenizer, width=width, device=device, dtype=dtype)
+    return load_named(draft, tokenizer, width=width, device=device, dtype=dtype)
 
 
 def draft_model(drafter: Drafter | None) -> Any:

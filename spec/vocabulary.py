@@ -23,8 +23,8 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
             raise ValueError(
                 "draft: its tokenizer differs from the target's: "
                 f"id {token} is {target.get(token)!r} to the target and {draft.get(token)!r} to the "
-                "draft. A draft must share the target's tokenizer (train one with foredraft.train); "
-                "drafts with another tokenizer need a cross-tokenizer drafter"
+                "draft. A draft must share the target's tokenizer (train one with foredraft.train); one with "
+                'another tokenizer needs a cross-tokenizer drafter: draft="cross:" before its name'
             )
 
 
