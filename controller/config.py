@@ -84,12 +84,16 @@ class FitConfig:
     """Bins of the forecast of what the next draft distribution will look like."""
     reliability_bins: int = 10
     """Bins of the reliability table."""
+    family: str = "linear"
+    """What judges a look: a "linear" logit, boosted "trees" or a small "net"."""
 
     def __post_init__(self) -> None:
         check_integer("folds", self.folds, low=2)
         check_number("inverse_regularization", self.inverse_regularization, low=1e-9)
         check_integer("forecast_bins", self.forecast_bins, low=1)
         check_integer("reliability_bins", self.reliability_bins, low=2)
+        if self.family not in ("linear", "trees", "net"):
+            raise ValueError(f"family must be linear, trees or net, got {self.family!r}")
 
 
 def check_number(name: str, value: float, *, low: float, high: float = math.inf) -> None:

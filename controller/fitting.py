@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .calibrating import both_outcomes, calibrate, calibrate_out_of_fold, mean_logit
 from .calibration import (
     ReliabilityBin,
     Scores,
@@ -23,6 +24,8 @@ from .calibration import (
     survival_table,
 )
 from .config import FitConfig
+from .curved import CurvedLogit
+from .families import fit_family
 from .features import DEPTH, FEATURES, LOOK
 from .linear import LinearLogit
 from .predictor import AcceptancePredictor
@@ -89,9 +92,18 @@ def fit_predictor(
     notes: list[str] = []
     folds = list(_folds(rows, config, notes))
     used, outside = _choose_features(rows, folds, config)  # [N] logits
-    calibrated = _calibrate_out_of_fold(outside, rows, folds, config)  # [N] logits
-    slope, intercept = _platt(outside, rows.tested, rows, notes)
-    linear = _fit_linear(rows, rows.tested, used, config, notes).rescale(slope, intercept)
+    everything = np.ones(len(outside), dtype=bool)
+    scale = calibrate(outside, everything, rows, notes)
+    linear = _fit_linear(rows, rows.tested, used, config, notes)
+    linear = linear.rescale(scale.slope, scale.intercept).at_depths(scale.offsets)
+    curved = None
+    if config.family != "linear" and both_outcomes(rows, rows.tested):
+        used = list(range(len(FEATURES)))
+        outside = _family_out_of_fold(rows, folds, config)
+        scale = calibrate(outside, everything, rows, notes)
+        model = fit_family(config.family, rows, rows.tested)
+        curved = CurvedLogit(model=model, slope=scale.slope, offsets=scale.levels)
+    calibrated = calibrate_out_of_fold(outside, rows, folds)  # [N] logits
 
     chances = 1.0 / (1.0 + np.exp(-calibrated))
     tested, accepted = chances[rows.tested], rows.accepted[rows.tested]
@@ -107,6 +119,7 @@ def fit_predictor(
         linear=linear,
         forecast=rows.forecast(linear, config.forecast_bins),
         hazards=rows.hazards(),
+        curved=curved,
         target=target,
         draft=draft,
         training=training,
@@ -184,15 +197,20 @@ def _out_of_fold(
     return logits
 
 
-def _calibrate_out_of_fold(
-    logits: Array, rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig
+def _family_out_of_fold(
+    rows: TraceRows, folds: list[tuple[Bools, Bools]], config: FitConfig
 ) -> Array:
-    """Return Platt-scaled logits [N], each scaled by what the other folds teach."""
-    calibrated = np.empty_like(logits)
+    """Return logits [N] of trees or a net that have not seen the prompt."""
+    logits = np.empty(len(rows.prompt))
     for inside, outside in folds:
-        slope, intercept = _platt(logits, inside & rows.tested, rows, [])
-        calibrated[outside] = slope * logits[outside] + intercept
-    return calibrated
+        chosen = inside & rows.tested
+        if both_outcomes(rows, chosen):
+            model = fit_family(config.family, rows, chosen)
+            logits[outside] = model.logits(rows.features[outside])
+        else:
+            _, label, weight = rows.labels(chosen)
+            logits[outside] = mean_logit(label, weight)
+    return logits
 
 
 def _fit_linear(
@@ -205,7 +223,7 @@ def _fit_linear(
     row, label, weight = rows.labels(chosen)
     if label.all() or not label.any():
         notes.append("all outcomes are equal: the predictor is a smoothed constant")
-        return LinearLogit.constant(_mean_logit(label, weight))
+        return LinearLogit.constant(mean_logit(label, weight))
     features = rows.features[chosen]
     unknown = np.isnan(features).all(0)
     features = np.where(unknown, 0.0, features)
@@ -227,30 +245,6 @@ def _fit_linear(
         coefficients=tuple(coefficients.tolist()),
         intercept=float(model.intercept_[0]),
     )
-
-
-def _platt(logits: Array, chosen: Bools, rows: TraceRows, notes: list[str]) -> tuple[float, float]:
-    """Return slope and intercept that make out-of-fold logits calibrated (Platt 1999).
-
-    A slope below 0 says that the features order tokens worse than chance: only the mean is kept.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    row, label, weight = rows.labels(chosen)
-    if label.all() or not label.any():
-        return 1.0, 0.0
-    model = LogisticRegression(C=100.0, max_iter=1000)
-    model.fit(logits[row][:, None], label, sample_weight=weight)
-    slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
-    if slope > 0.0:
-        return slope, intercept
-    notes.append("the features do not order tokens by acceptance: the predictor is a constant")
-    return 0.0, _mean_logit(label, weight)
-
-
-def _mean_logit(label: Bools, weight: Array) -> float:
-    """Return the logit of the share accepted, one of each kind added."""
-    return math.log((float(weight[label].sum()) + 1.0) / (float(weight[~label].sum()) + 1.0))
 
 
 def _survival_notes(survival: list[SurvivalRow]) -> list[str]:

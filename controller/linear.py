@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from .features import FEATURES
+from .features import DEPTH, FEATURES
 
 Array = npt.NDArray[np.float64]
 
@@ -56,6 +57,13 @@ class LinearLogit:
             coefficients=tuple(slope * value for value in self.coefficients),
             intercept=slope * self.intercept + intercept,
         )
+
+    def at_depths(self, offsets: Sequence[float]) -> LinearLogit:
+        """Return one with an offset added for each bucket of depth; the depths are not scaled."""
+        coefficients = list(self.coefficients)
+        for index, offset in enumerate(offsets):
+            coefficients[DEPTH.start + index] += offset
+        return replace(self, coefficients=tuple(coefficients))
 
     def terms(self, features: Array) -> Array:
         """Return each feature's part of the logit, [N, F] to [N, F]; the intercept is not in it."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import Signals
+from .curved import CurvedLogit
 from .features import (
     DEPTH,
     DEPTH_BUCKETS,
@@ -38,14 +39,17 @@ _GOLDEN_STEPS = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, math.nan)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePredictor:
-    """A calibrated linear logit, and what its traces said of looks and hazards.
+    """A calibrated logit, and what its traces said of looks and hazards.
 
-    The logit is `round_logit` (once a round, intercept included) + `depth_logit` + `look_logit`.
+    The linear one is `round_logit` (once a round, intercept included) + `depth_logit` + `look_logit`;
+    being a sum it also tells what later looks will be worth. Where there is a curved one, that judges
+    the look at hand: `token_logit`.
     """
 
     linear: LinearLogit
     forecast: ForecastPrior
     hazards: tuple[float, ...]  # mean acceptance by depth in the traces, from depth 1
+    curved: CurvedLogit | None = None
     target: str = ""  # model fingerprints; empty where not known
     draft: str = ""
     training: dict[str, Any] = field(default_factory=dict)  # rows, AUC, log-loss, ECE, …
@@ -87,9 +91,22 @@ class AcceptancePredictor:
                 total += slope * (max(low, min(value, high)) - mean)
         return total
 
+    def token_logit(self, look: Signals, depth: int, known: Sequence[float]) -> float:
+        """Return the logit of a token whose look is known. Up to tens of microseconds.
+
+        Args:
+            known: what `round_features` returns; NaN where not known.
+        """
+        if self.curved is None:
+            return self.round_logit(known) + self.look_logit(look) + self.depth_logit(depth)
+        depths = [0.0] * DEPTH_BUCKETS
+        depths[depth_bucket(depth)] = 1.0
+        return self.curved.logit((*look_features(look), *depths, *known))
+
     def predict(self, features: Array) -> Array:
         """Return chances of acceptance, [N, len(FEATURES)] to [N]."""
-        chances: Array = 1.0 / (1.0 + np.exp(-self.linear.logits(features)))
+        model = self.linear if self.curved is None else self.curved
+        chances: Array = 1.0 / (1.0 + np.exp(-model.logits(features)))
         return chances
 
     def hazards_to(self, depth: int) -> list[float]:
@@ -105,6 +122,7 @@ class AcceptancePredictor:
             "linear": asdict(self.linear),
             "forecast": asdict(self.forecast),
             "hazards": self.hazards,
+            "curved": None if self.curved is None else self.curved.to_dict(),
             "target": self.target,
             "draft": self.draft,
             "training": self.training,
@@ -149,6 +167,7 @@ class AcceptancePredictor:
             linear=LinearLogit(**_tuples(content["linear"])),
             forecast=ForecastPrior(**_tuples(content["forecast"])),
             hazards=tuple(content["hazards"]),
+            curved=_curved(content.get("curved")),  # files from before there were any lack it
             target=content["target"],
             draft=content["draft"],
             training=content["training"],
@@ -189,6 +208,10 @@ class AcceptancePredictor:
         worst = float(np.abs(self.predict(rows) - [row["output"] for row in golden]).max())
         if not worst <= GOLDEN_TOLERANCE:
             raise ValueError(f"golden outputs are off by {worst:.3g}: the numbers were changed")
+
+
+def _curved(content: dict[str, Any] | None) -> CurvedLogit | None:
+    return None if content is None else CurvedLogit.from_dict(content)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
