@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveLookahead
     from .bandit import GammaBandit
     from .calibration import ReliabilityBin, SurvivalRow
+    from .choosing import Choice, choose_predictor
     from .dense_rows import fit_predictor_from_dense
     from .fallback import load_or_bandit
     from .fitting import FitReport, fit_predictor
@@ -28,6 +29,7 @@ __all__ = [
     "AcceptancePredictor",
     "AdaptiveConfig",
     "AdaptiveLookahead",
+    "Choice",
     "ConfidenceThreshold",
     "EntropyBound",
     "FitConfig",
@@ -43,6 +45,7 @@ __all__ = [
     "SurvivalThreshold",
     "best_fixed_gamma",
     "best_gamma",
+    "choose_predictor",
     "expected_tokens",
     "fit_predictor",
     "fit_predictor_from_dense",
@@ -55,6 +58,7 @@ _HOMES = {
     "adaptive": ("AdaptiveLookahead",),
     "bandit": ("GammaBandit",),
     "calibration": ("ReliabilityBin", "SurvivalRow"),
+    "choosing": ("Choice", "choose_predictor"),
     "dense_rows": ("fit_predictor_from_dense",),
     "fallback": ("load_or_bandit",),
     "fitting": ("FitReport", "fit_predictor"),
