@@ -1,7 +1,7 @@
 """The costs of a round on this machine: measured as whole rounds of the real loop, kept as JSON.
 
 Invariant: a table says on which machine it was measured and is refused on another. The verify curve
-is never smoothed: its steps are what the controller plans around.
+keeps its steps, which the controller plans around; only falls within the noise are pooled (steps.py).
 """
 
 from __future__ import annotations

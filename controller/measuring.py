@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -19,6 +20,7 @@ from ..spec import (
 )
 from .config import LatencyConfig, check_integer
 from .latency import LatencyTable, MachineFingerprint
+from .steps import without_noise
 
 RunRound = Callable[[int], RoundOutcome]  # γ -> a round that drafts γ tokens
 
@@ -35,7 +37,8 @@ def measure_latency(
     """Return what rounds of 0 … `gamma_max` drafted tokens take on this machine, in seconds.
 
     Rounds of the real loop are timed, since isolated forwards leave out what comes with them. Each
-    γ is run in turn, so that a busy spell hits all of them; the first turn is thrown away.
+    γ is run in turn, so that a busy spell hits all of them; the first turn is thrown away. The verify
+    curve keeps its steps; falls that the repeats do not tell from noise are pooled.
 
     Args:
         prompt: token ids that fill the context, repeated as needed.
@@ -49,10 +52,12 @@ def measure_latency(
     run = _rounds_of(decoder, gamma_max, prompt, config.context_length)
     rounds, spread = _measure(run, gamma_max, config)
     low = {name: float(np.quantile(cell, config.quantile)) for name, cell in rounds.items()}
+    noise = 2.0 * (spread - 1.0) / math.sqrt(len(rounds["verify 1"]))  # two errors of a quantile
+    verify = without_noise([low[f"verify {n}"] for n in range(1, gamma_max + 2)], max(0.0, noise))
     device = decoder.target.device
     return LatencyTable(
         draft_step_seconds=low["draft"],
-        verify_seconds=tuple(low[f"verify {n}"] for n in range(1, gamma_max + 2)),
+        verify_seconds=verify,
         overhead_seconds=max(0.0, low["overhead"]),
         context_length=config.context_length,
         machine=MachineFingerprint.here(device),
