@@ -46,7 +46,7 @@ class _Round:
     cap: int
     costs: RoundCosts
     catch_up: float = 0.0  # seconds that the first draft step takes longer
-    base: float = 0.0  # the logit known before the round, the shift not included
+    known: tuple[float, ...] = ()  # what the predictor knew before the round
     values: StoppingValues | None = None
     survival: float = 1.0  # S of the tokens drawn so far
     bin: int | None = None  # of the last look
@@ -132,10 +132,10 @@ class AdaptiveLookahead:
             draft_logits: [V_draft].
         """
         now = self._round
-        look = self.predictor.look_logit(signals(draft_logits))
-        logit = now.base + look + self.predictor.depth_logit(depth)
+        look = signals(draft_logits)
+        logit = self.predictor.token_logit(look, depth, now.known)
         chance = sigmoid(logit + self._recentring.shift + self._hazards.offset(depth))
-        bin_ = self._forecast.bin(look)
+        bin_ = self._forecast.bin(self.predictor.look_logit(look))
         self._forecast.observe(bin_, now.bin)
         survival = now.survival * chance
         if now.values is not None and not now.values.wants_token(depth, survival, bin_):
@@ -241,18 +241,17 @@ class AdaptiveLookahead:
         room = self._guard.room(costs.plain) - catch_up
         cap = costs.largest_cap(room, limit)
         known = known_before(self._history, start.context_length, self._temperature)
-        base = self.predictor.round_logit(known)
-        logit = base + self._recentring.shift
+        logit = self.predictor.round_logit(known) + self._recentring.shift
         if cap > 0:
             values = self._solve(cap, logit, costs)
             if values.start > self._price(costs) * catch_up / PAID_OFF:
-                return _Round("speculate", cap, costs, catch_up, base, values)
+                return _Round("speculate", cap, costs, catch_up, known, values)
         if self._probes.is_due(0.0):  # cheap to ask; the rest is not
             gamma = self._probe_gamma(limit, logit, costs)
             seconds = costs.seconds(gamma)
             cost = (seconds + catch_up) / costs.plain - 1.0
             if self._probes.is_due(cost):
-                return _Round("probe", gamma, costs, catch_up, base)
+                return _Round("probe", gamma, costs, catch_up, known)
         return _Round("plain" if cap > 0 else "guarded", 0, costs)
 
     def _probe_gamma(self, cap: int, logit: float, costs: RoundCosts) -> int:

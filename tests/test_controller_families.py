@@ -16,9 +16,10 @@ from controller_dense_sim import GAMMA, dense
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.neural_network import MLPClassifier
 
-from controller_sim import SIGNALS, STEPS
+from controller_sim import SIGNALS, STEPS, table
 from foredraft.controller import (
     AcceptancePredictor,
+    AdaptiveLookahead,
     FitConfig,
     FitReport,
     fit_predictor,
@@ -35,6 +36,7 @@ from foredraft.controller.judging import flat_costs
 from foredraft.controller.replay import replay
 from foredraft.controller.trace_rows import TraceRows
 from foredraft.data import Signals
+from foredraft.spec import LookaheadPolicy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("trees", "net")
@@ -175,10 +177,15 @@ def test_a_policy_judges_the_look_at_hand_by_the_curve() -> None:
     predictor = AcceptancePredictor(
         linear=linear.linear, forecast=linear.forecast, hazards=linear.hazards, curved=curved
     )
-    policy = InformedLookahead(predictor, flat_costs(0.05, GAMMA), 1.2, gamma_max=GAMMA)
-    run = replay(policy, [dense(40)], flat_costs(0.05, GAMMA))
-    assert set(run.gammas) == {0}
-    assert run.draft_steps > 20
+    costs = flat_costs(0.05, GAMMA)
+    policies: list[LookaheadPolicy] = [
+        InformedLookahead(predictor, costs, 1.2, gamma_max=GAMMA),
+        AdaptiveLookahead(predictor, table(costs), gamma_max=GAMMA),
+    ]
+    for policy in policies:
+        run = replay(policy, [dense(40)], costs)
+        assert set(run.gammas) == {0}
+        assert run.draft_steps > 10
 
 
 def test_settings_and_families_are_checked() -> None:
