@@ -22,6 +22,7 @@ from foredraft.controller import (
     AdaptiveLookahead,
     FitConfig,
     FitReport,
+    RoundCosts,
     fit_predictor,
     fit_predictor_from_dense,
 )
@@ -32,7 +33,6 @@ from foredraft.controller.depth_calibration import depth_offsets
 from foredraft.controller.families import export_net, export_trees, fit_family, scaling
 from foredraft.controller.features import DEPTH, FEATURES, feature_matrix
 from foredraft.controller.informed import InformedLookahead
-from foredraft.controller.judging import flat_costs
 from foredraft.controller.replay import replay
 from foredraft.controller.trace_rows import TraceRows
 from foredraft.data import Signals
@@ -177,7 +177,7 @@ def test_a_policy_judges_the_look_at_hand_by_the_curve() -> None:
     predictor = AcceptancePredictor(
         linear=linear.linear, forecast=linear.forecast, hazards=linear.hazards, curved=curved
     )
-    costs = flat_costs(0.05, GAMMA)
+    costs = RoundCosts(draft_step=0.05, verify=tuple(1.0 + 0.1 * n for n in range(GAMMA + 1)))
     policies: list[LookaheadPolicy] = [
         InformedLookahead(predictor, costs, 1.2, gamma_max=GAMMA),
         AdaptiveLookahead(predictor, table(costs), gamma_max=GAMMA),
