@@ -1,12 +1,13 @@
 """Which family of predictors decodes fastest: judged by replays of prompts it was not fitted on.
 
 A better AUC need not be a better speed, and what judges the looks costs time of its own. The sum over features
-is kept unless another is quicker by more than that could be luck or cost.
+is kept unless another is quicker by more than it costs, and by more than one standard error over the folds.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ class FamilyFigures:
     ece_raw: float  # of the draft's own top-1 probability
     speedups: dict[str, float]  # by cost model, over plain decoding
     gain_shares: dict[str, float | None]  # of the oracle's gain over the best fixed γ of all texts
+    fold_speedups: tuple[float, ...]  # of each fold, the geometric mean over the cost models
 
     @property
     def speedup(self) -> float:
@@ -74,7 +76,7 @@ def choose_predictor(
 
     Args:
         costs: cost models by name; the geometric mean of the speeds decides.
-        families: the first is kept unless another is quicker by 0.2 %.
+        families: the first is kept unless another is clearly quicker; see `quickest`.
         sampled, target, draft, config: see `fit_predictor_from_dense`.
 
     Raises:
@@ -100,7 +102,10 @@ def choose_predictor(
         reports[family] = fit_predictor_from_dense(
             texts, sampled=sampled, target=target, draft=draft, config=of_family
         )
-        runs = {name: _held_out(parts, each) for name, each in costs.items()}
+        runs = {
+            name: [informed_bound(outside, each, predictor) for predictor, outside in parts]
+            for name, each in costs.items()
+        }
         figures[family] = _figures(reports[family], runs, texts, costs)
     family = quickest(figures)
     predictor = reports[family].predictor
@@ -114,38 +119,49 @@ def choose_predictor(
 
 
 def quickest(figures: Mapping[str, FamilyFigures]) -> str:
-    """Return the quickest family; the ones before it are kept unless it is worth the change."""
+    """Return the quickest family; one before it is kept unless the gain is worth it, and no luck."""
     names = list(figures)
     family = names[0]
     for other in names[1:]:
-        if figures[other].speedup > (1.0 + WORTH) * figures[family].speedup:
+        pairs = zip(figures[other].fold_speedups, figures[family].fold_speedups, strict=True)
+        gains = [math.log(theirs / ours) for theirs, ours in pairs]
+        error = statistics.stdev(gains) / math.sqrt(len(gains))
+        if statistics.mean(gains) > max(math.log1p(WORTH), error):
             family = other
     return family
 
 
-def _held_out(
-    parts: Sequence[tuple[AcceptancePredictor, Sequence[DenseText]]], costs: RoundCosts
-) -> Replay:
-    total = Replay()
-    for predictor, outside in parts:
-        total = add(total, informed_bound(outside, costs, predictor))
-    return total
-
-
 def _figures(
     report: FitReport,
-    runs: Mapping[str, Replay],
+    runs: Mapping[str, Sequence[Replay]],
     texts: Sequence[DenseText],
     costs: Mapping[str, RoundCosts],
 ) -> FamilyFigures:
+    totals = {name: _sum(each) for name, each in runs.items()}
+    folds = zip(*(runs[name] for name in costs), strict=True)
     return FamilyFigures(
         auc=report.auc,
         log_loss=report.log_loss,
         ece=report.ece,
         ece_raw=report.ece_raw,
-        speedups={name: run.tokens_per_second * costs[name].plain for name, run in runs.items()},
-        gain_shares={name: _share(run, texts, costs[name]) for name, run in runs.items()},
+        speedups={name: run.tokens_per_second * costs[name].plain for name, run in totals.items()},
+        gain_shares={name: _share(run, texts, costs[name]) for name, run in totals.items()},
+        fold_speedups=tuple(
+            math.prod(
+                run.tokens_per_second * each.plain
+                for run, each in zip(fold, costs.values(), strict=True)
+            )
+            ** (1.0 / len(costs))
+            for fold in folds
+        ),
     )
+
+
+def _sum(runs: Sequence[Replay]) -> Replay:
+    total = Replay()
+    for run in runs:
+        total = add(total, run)
+    return total
 
 
 def _share(run: Replay, texts: Sequence[DenseText], costs: RoundCosts) -> float | None:
