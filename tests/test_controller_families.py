@@ -19,6 +19,7 @@ from sklearn.neural_network import MLPClassifier
 from controller_sim import SIGNALS, STEPS, table
 from foredraft.controller import (
     AcceptancePredictor,
+    AdaptiveConfig,
     AdaptiveLookahead,
     FitConfig,
     FitReport,
@@ -180,7 +181,9 @@ def test_a_policy_judges_the_look_at_hand_by_the_curve() -> None:
     costs = RoundCosts(draft_step=0.05, verify=tuple(1.0 + 0.1 * n for n in range(GAMMA + 1)))
     policies: list[LookaheadPolicy] = [
         InformedLookahead(predictor, costs, 1.2, gamma_max=GAMMA),
-        AdaptiveLookahead(predictor, table(costs), gamma_max=GAMMA),
+        AdaptiveLookahead(
+            predictor, table(costs), gamma_max=GAMMA, config=AdaptiveConfig(probe_share=0.0)
+        ),
     ]
     for policy in policies:
         run = replay(policy, [dense(40)], costs)
