@@ -104,13 +104,17 @@ def join(texts: Sequence[DenseText]) -> DenseText:
 
     Near the end of each part as few tokens may be drafted as before.
     """
-    arrays = {
-        name: np.concatenate([getattr(text, name) for text in texts])
-        for name in (
-            "tokens", "gamma_limit", "accepted_length", "drafts", "looks", "acceptance_prob", "target_looks",
-        )
-    }  # fmt: skip
-    return replace(texts[0], id="+".join(text.id for text in texts), **arrays)
+    return replace(
+        texts[0],
+        id="+".join(text.id for text in texts),
+        tokens=np.concatenate([text.tokens for text in texts]),
+        gamma_limit=np.concatenate([text.gamma_limit for text in texts]),
+        accepted_length=np.concatenate([text.accepted_length for text in texts]),
+        drafts=np.concatenate([text.drafts for text in texts]),
+        looks=np.concatenate([text.looks for text in texts]),
+        acceptance_prob=np.concatenate([text.acceptance_prob for text in texts]),
+        target_looks=np.concatenate([text.target_looks for text in texts]),
+    )
 
 
 def after_switch(
