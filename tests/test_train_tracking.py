@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import wandb
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 
 from foredraft.train import DistillConfig, distill
 from foredraft.train.loop import Run
@@ -19,10 +21,20 @@ class FakeRun:
     """A W&B run that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.defined: dict[str, str] = {}
         self.finished = 0
 
-    def log(self, values: dict[str, float], step: int) -> None:
+    def define_metric(self, name: str, summary: str) -> None:
+        self.defined[name] = summary
+
+    def of(self, prefix: str) -> list[tuple[int, dict[str, Any]]]:
+        """Return what was logged under names that begin so."""
+        return [
+            (step, values) for step, values in self.logged if next(iter(values)).startswith(prefix)
+        ]
+
+    def log(self, values: dict[str, Any], step: int) -> None:
         self.logged.append((step, values))
 
     def finish(self) -> None:
@@ -82,7 +94,9 @@ def test_without_a_key_wandb_is_offline_and_gets_every_metric(
     assert (options["mode"], options["dir"]) == ("offline", str(tmp_path / "run"))
     assert (options["project"], options["name"]) == ("foredraft", "a name")
     assert "no W&B key" in capsys.readouterr().out
-    assert [{"step": step, **values} for step, values in fake.runs[0].logged] == result.curve
+    extra = [*fake.runs[0].of("best/"), *fake.runs[0].of("eval/samples")]
+    metrics = [pair for pair in fake.runs[0].logged if pair not in extra]
+    assert [{"step": step, **values} for step, values in metrics] == result.curve
     assert fake.runs[0].finished == 1
     assert fake.hyperparameters["learning_rate"] == 1e-3
     assert {"target_fingerprint", "train_tokens"} <= fake.hyperparameters.keys()
@@ -135,6 +149,71 @@ def test_the_users_own_wandb_mode_is_kept(
     monkeypatch.setenv("WANDB_MODE", "disabled")
     run(tmp_path)
     assert fake.options[0]["mode"] == "disabled"
+
+
+def test_in_a_sweep_the_agent_says_which_run_it_is(
+    fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    run(tmp_path)
+    assert {"id", "group", "resume"}.isdisjoint(fake.options[0])
+
+
+def test_a_sweep_can_raise_the_best_alpha_and_tau(fake: FakeWandb, tmp_path: Path) -> None:
+    """The last that is logged is the best checkpoint's; the summary keeps the highest of each."""
+    result = run(tmp_path)
+    told = fake.runs[0]
+    assert told.defined == {"eval/T1/alpha_tf": "max", "eval/tau": "max"}
+    best = [values for _, values in told.of("best/")]
+    assert len(best) == 4  # evaluations: as cut, aligned, at steps 2 and 4
+    names = {"best/alpha_tf": "eval/T1/alpha_tf", "best/tau": "eval/tau"}
+    assert best[-1] == {name: result.best[of] for name, of in names.items()}
+    alphas = [values["best/alpha_tf"] for values in best]
+    assert alphas == sorted(alphas)
+
+
+def test_answers_are_shown_with_how_each_token_came(fake: FakeWandb, tmp_path: Path) -> None:
+    """In W&B as a table, and as a page beside the checkpoint they were decoded with."""
+    run(tmp_path)
+    tables = fake.runs[0].of("eval/samples")
+    assert [step for step, _ in tables] == [0, 0, 2, 4]
+    table = tables[-1][1]["eval/samples"]
+    assert table.columns == ["prompt", "temperature", "answer", "tokens per forward"]
+    assert len(table.data) == 4  # two prompts at two temperatures
+    assert all(isinstance(row[2], wandb.Html) for row in table.data)
+    page = (tmp_path / "run" / "latest" / "samples.html").read_text()
+    assert all(row[2].html.split("<div", 1)[1] in page for row in table.data)
+
+
+def test_another_tracker_gets_the_metrics_and_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Plain(GeneralTracker):  # type: ignore[misc]  # untyped
+        name = "plain"
+        requires_logging_directory = False
+
+        def __init__(self) -> None:
+            self.logged: list[dict[str, Any]] = []
+
+        @property
+        def tracker(self) -> Any:
+            return self
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            pass
+
+        def log(self, values: dict[str, Any], step: int | None, **_: Any) -> None:
+            self.logged.append(values)
+
+    plain = Plain()
+    monkeypatch.setattr(
+        Accelerator, "init_trackers", lambda self, *a, **k: self.trackers.append(plain)
+    )
+    result = run(tmp_path)
+    told = [values for values in plain.logged if "best/alpha_tf" not in values]
+    assert told == [{name: row[name] for name in row if name != "step"} for row in result.curve]
+    assert (tmp_path / "run" / "latest" / "samples.html").is_file()
 
 
 def test_a_tracker_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from .draft import Draft
 from .held_out import save_held_out
 
 STATE_FOLDER = "trainer_state"
+SAMPLES = "samples.html"
 ALIGNMENT = "alignment.pt"
 PENDING = ".pending-"  # prefix of what is being written or removed
 
@@ -63,12 +64,14 @@ def save_checkpoint(
     *,
     keep: int,
     held_out: Sequence[Example] = (),
+    samples: str | None = None,
 ) -> None:
     """Write the checkpoint of `state.step`, update `latest` and `best`, remove old checkpoints.
 
     Args:
         rng_states: of each process, as `read_rng` gives them.
         keep: newest checkpoints to keep, besides the best.
+        samples: a page of answers to look at.
         held_out: the rows that `info.metrics` were measured on; `foredraft verify` measures again.
 
     Raises:
@@ -85,6 +88,8 @@ def save_checkpoint(
         if draft.kept is not None:
             save_kept_tokens(pending, draft.kept)
         save_held_out(pending, held_out)
+        if samples is not None:
+            (pending / SAMPLES).write_text(samples, encoding="utf-8")
         trainer = pending / STATE_FOLDER
         trainer.mkdir()
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")

@@ -40,7 +40,9 @@ from .evaluation import evaluate
 from .heads import check_split
 from .in_loop import TAU, LoopProbe
 from .on_policy import OnPolicyText
+from .optimizer import make_optimizer
 from .packing import collate_for
+from .samples import log_samples, samples_page
 from .schedule import learning_rate
 from .stopping import Stopped, StopRequest
 from .supervision import answers_for, loss_module
@@ -110,7 +112,7 @@ class Run:
         self.answers = answers_for(config, teacher, self.columns, cache)
         alignment = self.draft.alignment if config.state_weight > 0 else None
         loss = loss_module(config, self.draft.model, teacher, self.columns, cache, alignment)
-        self.loss, self.optimizer = accelerator.prepare(loss, _make_optimizer(loss, config))
+        self.loss, self.optimizer = accelerator.prepare(loss, make_optimizer(loss, config))
         if checkpoint is not None:
             optimizer_state, rng_states = load_tensors(checkpoint)
             self.optimizer.load_state_dict(optimizer_state)
@@ -118,6 +120,7 @@ class Run:
                 write_rng(rng_states[accelerator.process_index], accelerator.device)
             if accelerator.is_main_process:
                 tidy(self.output, self.state, keep=config.keep)
+        self.samples: tuple[int, str] = (-1, "")  # a page of the last evaluation's answers
         self.log = MetricLog(
             accelerator, self.output, step=None if checkpoint is None else self.state.step
         )
@@ -239,12 +242,16 @@ class Run:
         )
         metrics |= self.probe.measure()
         self.log.add(state.step, metrics)
+        if self.probe.answers:
+            self.samples = (state.step, samples_page(self.probe.answers, self.tokenizer))
+            log_samples(accelerator, state.step, self.probe.answers, self.tokenizer)
         progress.evaluation(state.step, metrics)
         state.before = state.before or metrics
         pick = PICKS_BEST[self.config.best_by]
         new_best = not state.best or metrics[pick] > state.best[pick]
         if new_best:
             state.best_step, state.best = state.step, metrics
+        self.log.note_best(state.step, state.best)
         return new_best
 
     def save(self) -> None:
@@ -269,6 +276,7 @@ class Run:
                 rng_states,
                 keep=self.config.keep,
                 held_out=self.corpus.dev.examples,
+                samples=self.samples[1] if self.samples[0] == self.state.step else None,
             )
         accelerator.wait_for_everyone()
 
@@ -305,13 +313,3 @@ def _check_draft(draft: Any, examples: Sequence[Example], device: torch.device) 
             f"{context_length(draft)} tokens: the longest row feeds it {longest}"
         )
     check_split(draft, examples[0].input_ids[None].to(device))
-
-
-def _make_optimizer(loss: torch.nn.Module, config: DistillConfig) -> torch.optim.Optimizer:
-    """Return AdamW over what is trained, with decay on matrices only."""
-    trained = [weight for weight in loss.parameters() if weight.requires_grad]
-    groups = [
-        {"params": [w for w in trained if w.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [w for w in trained if w.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..data.files import replacing
 from .config import DistillConfig
+from .in_loop import TAU
 
 FILE = "metrics.jsonl"
 ALPHA = "eval/T1/alpha_tf"  # what picks the best checkpoint
@@ -43,6 +44,12 @@ class MetricLog:
         if self._accelerator.is_main_process:
             with self._path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
+        self._accelerator.log(values, step=step)
+
+    def note_best(self, step: int, best: dict[str, float]) -> None:
+        """Tell the tracker the figures of the best checkpoint so far: what a sweep is to raise."""
+        names = {"best/alpha_tf": ALPHA, "best/tau": TAU}
+        values = {name: best[of] for name, of in names.items() if of in best}
         self._accelerator.log(values, step=step)
 
     def evaluation(self, step: int) -> dict[str, float]:
@@ -83,6 +90,10 @@ def start_tracker(accelerator: Accelerator, config: DistillConfig, record: dict[
         for name, value in plain.items()
     }
     accelerator.init_trackers("foredraft", config=hyperparameters, init_kwargs=options)
+    for tracker in accelerator.trackers:
+        if tracker.name == "wandb" and accelerator.is_main_process:
+            for name in (ALPHA, TAU):  # the run's summary shows the highest, not the last
+                tracker.run.define_metric(name, summary="max")
 
 
 def _wandb_options(config: DistillConfig, run_id: str) -> dict[str, Any]:
@@ -95,6 +106,8 @@ def _wandb_options(config: DistillConfig, run_id: str) -> dict[str, Any]:
         "mode": mode,
         "settings": wandb.Settings(silent=True, console="off"),
     }
+    if os.environ.get("WANDB_SWEEP_ID"):
+        return options  # its agent says which run this is
     if (
         mode == "online"
     ):  # an offline run cannot be taken up: each attempt is one of its own, in one group
@@ -145,7 +158,7 @@ class ProgressLine:
 
 def _in_loop(metrics: dict[str, float]) -> str:
     """Return τ in the decode loop, where it was measured."""
-    return f"  τ {metrics['eval/tau']:.2f}" if "eval/tau" in metrics else ""
+    return f"  τ {metrics[TAU]:.2f}" if TAU in metrics else ""
 
 
 @contextmanager
