@@ -51,6 +51,9 @@ NEEDED: dict[str, Any] = {"target": "toy", "corpus": "toy"}
         ("eval_temperatures", (), r"distinct numbers in \[0, inf\), one or more"),
         ("eval_temperatures", (1.0, 1.0), r"distinct numbers in \[0, inf\), one or more"),
         ("serving_temperatures", (0.0,), "distinct numbers above 0, or none"),
+        ("lora_rank", -1, "an integer of at least 0"),
+        ("lora_alpha", 0.0, "above 0 and finite"),
+        ("lora_targets", (), "names of layers, one or more"),
         ("best_by", "loss", "alpha, or tau where eval_prompts is above 0"),
     ],
 )

@@ -17,6 +17,7 @@ _MEANINGS = {
     "eval/T1/top1": "share of tokens with the target's likeliest first",
     "eval/T1/kl": "KL from the target, nats, on what the draft can propose",
     "eval/T1/coverage": "target's mass on what the draft can propose",
+    "eval/tau": "τ, tokens per target forward, in the loop on held-out prompts",
     ALPHA_HERE: "α of these weights, as foredraft loads them",
     ALPHA_WHOLE: "α of these weights with the whole head, as other engines load them",
 }
@@ -140,12 +141,22 @@ def _shape(info: DraftInfo | None, model: Any, dtype: str) -> str:
     )
 
 
+def _meaning(name: str) -> str:
+    """Return what a metric is; those of the loop are of one temperature, and of a depth or a γ."""
+    if name in _MEANINGS:
+        return _MEANINGS[name]
+    last = name.split("/", 2)[-1]
+    if last == "alpha_loop":
+        return "α in the loop, of the tokens that were tested"
+    if last.startswith("accept_pos/"):
+        return f"the same of the token {last.removeprefix('accept_pos/')} deep in its block"
+    return f"τ with {last.removeprefix('tau@')} tokens drafted" if last.startswith("tau@") else ""
+
+
 def _figures(metrics: dict[str, float]) -> str:
     if not metrics:
         return "Nothing: the folder it was exported from holds no figures."
-    rows = [
-        f"| {_MEANINGS.get(name, '')} | `{name}` | {value:.4g} |" for name, value in metrics.items()
-    ]
+    rows = [f"| {_meaning(name)} | `{name}` | {value:.4g} |" for name, value in metrics.items()]
     unmeasured = (
         ""
         if ALPHA_HERE in metrics

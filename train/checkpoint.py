@@ -23,10 +23,12 @@ from .alignment import Alignment
 from .batches import Example
 from .draft import Draft
 from .held_out import save_held_out
+from .lora import adapter_parts, load_adapter_parts
 
 STATE_FOLDER = "trainer_state"
 SAMPLES = "samples.html"
 ALIGNMENT = "alignment.pt"
+ADAPTERS = "adapters.pt"
 PENDING = ".pending-"  # prefix of what is being written or removed
 
 
@@ -95,6 +97,8 @@ def save_checkpoint(
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
         torch.save(optimizer_state, trainer / "optimizer.pt")
         torch.save(rng_states, trainer / "rng.pt")
+        if draft.adapted:
+            torch.save(adapter_parts(draft.model), trainer / ADAPTERS)
         if draft.alignment is not None:
             torch.save(tuple(draft.alignment), trainer / ALIGNMENT)
         _flush_tree(pending)
@@ -139,6 +143,13 @@ def load_alignment(folder: Path) -> Alignment | None:
     """Return what the draft's head was aligned with when the run began, or None."""
     path = folder / STATE_FOLDER / ALIGNMENT
     return Alignment(*torch.load(path, weights_only=True)) if path.exists() else None
+
+
+def restore_adapters(folder: Path, draft: Draft) -> None:
+    """Take the adapters of a draft's checkpoint apart again, where it is trained through some."""
+    if draft.adapted:
+        path = folder / STATE_FOLDER / ADAPTERS
+        load_adapter_parts(draft.model, torch.load(path, map_location="cpu", weights_only=True))
 
 
 def read_rng(device: torch.device) -> list[torch.Tensor]:

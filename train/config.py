@@ -54,6 +54,13 @@ class DistillConfig:
     """Train the head; not, where there is too little text to learn so many rows from."""
     train_embeddings: bool = False
     """Train the input embedding too; it is large, and the target's own is a good one."""
+    lora_rank: int = 0
+    """Rank of adapters (LoRA, through peft) that are trained in place of the body's weights; 0: none, the body
+    is trained whole. Checkpoints have them merged. Of head and embedding the fields above say."""
+    lora_alpha: float = 16.0
+    """Scales the adapters: they count lora_alpha / lora_rank times."""
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    """Names of the layers that get one; "all-linear": each linear layer but the head."""
 
     steps: int = 300
     """Optimizer steps."""
@@ -153,7 +160,7 @@ class DistillConfig:
     """Name of the run in the tracker; none: the tracker's choice."""
 
     def __post_init__(self) -> None:
-        for name in ("betas", "eval_temperatures", "serving_temperatures"):
+        for name in ("betas", "eval_temperatures", "serving_temperatures", "lora_targets"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("target", "corpus", "output", "report_to"):
             _check(name, getattr(self, name), bool(getattr(self, name)), "a non-empty string")
@@ -174,7 +181,10 @@ class DistillConfig:
         _check("serving_temperatures", heats, valid, "distinct numbers above 0, or none")
         best_by = self.best_by in BEST_BY and (self.best_by == "alpha" or self.eval_prompts > 0)
         _check("best_by", self.best_by, best_by, "alpha, or tau where eval_prompts is above 0")
-        for name in ("learning_rate", "max_grad_norm", "temperature"):
+        _check_integer("lora_rank", self.lora_rank, low=0)
+        names = len(self.lora_targets) > 0 and all(self.lora_targets)
+        _check("lora_targets", self.lora_targets, names, "names of layers, one or more")
+        for name in ("learning_rate", "max_grad_norm", "temperature", "lora_alpha"):
             value = getattr(self, name)
             _check(name, value, value > 0 and math.isfinite(value), "above 0 and finite")
         if self.max_seconds is not None:

@@ -24,6 +24,7 @@ from .alignment import Alignment
 from .batches import Example, rows_of_step
 from .config import DistillConfig
 from .heads import LogitHead, head_of
+from .lora import add_adapter, merged_state_dict
 from .teacher import Teacher
 
 RANKED_TOKENS = 4096  # positions of the corpus at which the target's law is added up to rank tokens
@@ -39,6 +40,7 @@ class Draft:
     )  # [V_draft], target token of each row of a cut head; None: row i is token i
     whole_head: LogitHead | None  # the head before it was cut, for saving; None where it is whole
     alignment: Alignment | None = None  # what was multiplied into the head at the start
+    adapted: bool = False  # its body is trained through adapters
 
     def columns(self, width: int) -> torch.Tensor:
         """Return the tokens [V_draft], below `width`, that the draft can propose."""
@@ -59,8 +61,9 @@ class Draft:
         head.copy_(mapped)
 
     def whole_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the weights of a plain model: a cut head's rows are put back in their places."""
-        state: dict[str, torch.Tensor] = self.model.state_dict()
+        """Return the weights of a plain model: adapters merged, a cut head's rows back in their places."""
+        plain = merged_state_dict(self.model) if self.adapted else self.model.state_dict()
+        state: dict[str, torch.Tensor] = plain
         if self.kept is None or self.whole_head is None:
             return state
         name = _head_name(self.model)
@@ -161,9 +164,11 @@ def prepare_draft(model: Any, kept: torch.Tensor | None, config: DistillConfig) 
         whole_head = LogitHead(head.weight.detach(), bias, head.softcap)
         cut_head(model, kept)
     model.train().requires_grad_(True)
+    if config.lora_rank:
+        add_adapter(model, config)
     model.get_input_embeddings().requires_grad_(config.train_embeddings)
     model.get_output_embeddings().requires_grad_(config.train_head)
-    return Draft(model, kept, whole_head)
+    return Draft(model, kept, whole_head, adapted=config.lora_rank > 0)
 
 
 def rank_tokens(

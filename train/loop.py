@@ -30,6 +30,7 @@ from .checkpoint import (
     load_state,
     load_tensors,
     read_rng,
+    restore_adapters,
     save_checkpoint,
     tidy,
     write_rng,
@@ -96,6 +97,7 @@ class Run:
             self.state = load_state(checkpoint)
             self.draft = load_draft(checkpoint, config)
             self.draft.alignment = load_alignment(checkpoint)
+            restore_adapters(checkpoint, self.draft)
         self.draft.model.to(accelerator.device)
         _check_draft(self.draft.model, examples, accelerator.device)
         self.collate = collate_for(self.draft.model)
