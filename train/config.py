@@ -149,7 +149,7 @@ class DistillConfig:
     """Most tokens of such an answer."""
     best_by: str = "alpha"
     """What picks the best checkpoint, on held-out text: "alpha" (Σ min(p, q), teacher-forced) or "tau" (tokens
-    per target forward in the real loop; with a handful of prompts it is the noisier of the two)."""
+    per target forward in the real loop; it costs the decoding, and a handful of prompts say little)."""
     save_every: int = 100
     """Steps between checkpoints; a new best is saved at once."""
     keep: int = 2
