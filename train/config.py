@@ -15,6 +15,7 @@ OUTPUT_NEUTRAL = frozenset(
         "cache_folder",  # bound by hashes of the target and of each row
         "chunk_tokens",
         "corpus",  # bound by the hash of its rows
+        "gradient_checkpointing",
         "keep",
         "micro_rows",
         "output",
@@ -110,6 +111,8 @@ class DistillConfig:
     """Tokens whose logits exist at the same time; more take more memory."""
     mixed_precision: str = "no"
     """"no" (float32) or "bf16"; weights and optimizer stay in float32."""
+    gradient_checkpointing: bool = False
+    """Compute the layers' activations again in the backward instead of keeping them: less memory, more time."""
     teacher_cache_gb: float = 2.0
     """Memory per process for the target's hidden states, GB; the others are computed anew."""
     teacher: str = "online"

@@ -25,6 +25,7 @@ from .config import DistillConfig
 from .loop import DistillResult, Run
 from .reading import read_training_data, saved_states
 from .run_record import open_record, write_record
+from .sharded import settle_deepspeed, settle_fsdp
 from .stopping import stop_requests
 from .supervision import open_cache
 from .teacher import Teacher
@@ -121,6 +122,8 @@ def _make_accelerator(config: DistillConfig, target: Any) -> Accelerator:
         log_with=None if config.report_to == "none" else config.report_to,
         project_dir=config.output,
     )
+    settle_fsdp(accelerator)
+    settle_deepspeed(accelerator, config.max_grad_norm)
     if config.batch_rows < accelerator.num_processes:
         raise ValueError(
             f"batch_rows must be at least {accelerator.num_processes}, the number of processes, "

@@ -156,13 +156,16 @@ def load_draft(folder: Path, config: DistillConfig) -> Draft:
 
 
 def prepare_draft(model: Any, kept: torch.Tensor | None, config: DistillConfig) -> Draft:
-    """Cut the head to the tokens `kept`; say which weights are to be trained."""
+    """Cut the head to the tokens `kept`; say which weights are trained, and what is kept for the backward."""
     whole_head = None
     if kept is not None:
         head = head_of(model)
         bias = None if head.bias is None else head.bias.detach()
         whole_head = LogitHead(head.weight.detach(), bias, head.softcap)
         cut_head(model, kept)
+    if config.gradient_checkpointing:
+        # Reentrant checkpoints need an input with a gradient: the embedding's is not trained (B65).
+        model.activation_checkpointing_enable({"use_reentrant": False})
     model.train().requires_grad_(True)
     if config.lora_rank:
         add_adapter(model, config)

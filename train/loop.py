@@ -45,6 +45,14 @@ from .optimizer import make_optimizer
 from .packing import collate_for
 from .samples import log_samples, samples_page
 from .schedule import learning_rate
+from .sharded import (
+    gather_weights,
+    load_optimizer_state,
+    plain_model,
+    spread_weights,
+    whole,
+    whole_optimizer_state,
+)
 from .stopping import Stopped, StopRequest
 from .supervision import answers_for, loss_module
 from .teacher import Teacher
@@ -99,6 +107,8 @@ class Run:
             self.draft.alignment = load_alignment(checkpoint)
             restore_adapters(checkpoint, self.draft)
         self.draft.model.to(accelerator.device)
+        trained = self.draft.model
+        self.draft.model = plain_model(trained, accelerator)
         _check_draft(self.draft.model, examples, accelerator.device)
         self.collate = collate_for(self.draft.model)
         self.groups = prompt_groups(examples)
@@ -113,11 +123,11 @@ class Run:
             )
         self.answers = answers_for(config, teacher, self.columns, cache)
         alignment = self.draft.alignment if config.state_weight > 0 else None
-        loss = loss_module(config, self.draft.model, teacher, self.columns, cache, alignment)
+        loss = loss_module(config, trained, teacher, self.columns, cache, alignment)
         self.loss, self.optimizer = accelerator.prepare(loss, make_optimizer(loss, config))
         if checkpoint is not None:
             optimizer_state, rng_states = load_tensors(checkpoint)
-            self.optimizer.load_state_dict(optimizer_state)
+            load_optimizer_state(self.optimizer, optimizer_state)
             if accelerator.process_index < len(rng_states):
                 write_rng(rng_states[accelerator.process_index], accelerator.device)
             if accelerator.is_main_process:
@@ -166,8 +176,10 @@ class Run:
             alignment = state_map(self.draft.model, self.teacher, examples, self.collate)
         alignment = broadcast_object_list([alignment])[0]
         self.draft.align(alignment)
+        loss = self.accelerator.unwrap_model(self.loss)
+        spread_weights(self.draft.model, loss.draft)
         if self.config.state_weight > 0:
-            self.accelerator.unwrap_model(self.loss).alignment = alignment
+            loss.alignment = alignment
 
     def step(self) -> dict[str, float]:
         """Make an optimizer step and return its metrics."""
@@ -177,13 +189,13 @@ class Run:
         rows = rows_of_step(config.seed, state.step, self.groups, config.batch_rows)
         batch = [examples[row] for row in rows]
         if self.on_policy is not None:
+            self.gather_draft()  # it may write
             batch = self.on_policy.mix(state.step, batch)
         tokens = sum(example.supervised for example in batch)
-        mine = share(batch, accelerator.process_index, accelerator.num_processes)
         rate = learning_rate(config, state.step, state.seconds)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        sums, teacher_seconds = self._accumulate_gradients(mine, tokens)
+        sums, teacher_seconds = self._accumulate_gradients(batch, tokens)
         norm = accelerator.clip_grad_norm_(self.loss.parameters(), config.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -199,7 +211,7 @@ class Run:
             f"train/{config.loss}": divergence,
             **distances,
             "train/lr": rate,
-            "train/grad_norm": float(norm),
+            "train/grad_norm": float(whole(norm)),
             "train/tokens": float(state.tokens),
             "perf/tokens_per_s": tokens / seconds,
             "perf/teacher_ms": 1e3 * teacher_seconds,
@@ -210,28 +222,54 @@ class Run:
     def _accumulate_gradients(
         self, examples: Sequence[Example], tokens: int
     ) -> tuple[torch.Tensor, float]:
-        """Add up gradients of the loss per token; return this process's sums [2] and teacher seconds."""
+        """Add up gradients of the loss per token; return this process's sums [2] and teacher seconds.
+
+        Args:
+            examples: of all processes.
+            tokens: supervised in them.
+        """
         accelerator = self.accelerator
+        parts = self._my_parts(examples)
         total = torch.zeros(2, device=accelerator.device)
         teacher_seconds = 0.0
-        parts = micro_batches(examples, self.config.micro_rows)
-        for index, part in enumerate(parts):
+        for index, (part, weight) in enumerate(parts):
             begun = time.perf_counter()
             answers = self.answers(part)
             teacher_seconds += time.perf_counter() - begun
             batch = self.collate(part)
             last = index == len(parts) - 1
+            accelerator.sync_gradients = last  # in whose backward DeepSpeed makes its step
             with nullcontext() if last else accelerator.no_sync(self.loss):
-                sums = self.loss(batch, *answers)  # [2]
+                sums = weight * self.loss(batch, *answers)  # [2]
                 loss = sums[0] + self.config.state_weight * sums[1]
                 # DDP takes the mean over processes; the sum is wanted.
                 accelerator.backward(loss * accelerator.num_processes / tokens)
             total += sums.detach()
         return total, teacher_seconds
 
+    def _my_parts(self, examples: Sequence[Example]) -> list[tuple[list[Example], float]]:
+        """Return this process's micro-batches and what each counts.
+
+        All processes make as many forwards, as FSDP2 needs: each one waits for the others' weights.
+        What is added for that counts 0.
+        """
+        count = self.accelerator.num_processes
+        shares = [
+            micro_batches(share(examples, index, count), self.config.micro_rows)
+            for index in range(count)
+        ]
+        mine = shares[self.accelerator.process_index]
+        more = max(map(len, shares)) - len(mine)
+        return [(part, 1.0) for part in mine] + [(mine[-1], 0.0)] * more
+
+    def gather_draft(self) -> None:
+        """Bring `draft` up to date with the weights in training; all processes call it."""
+        gather_weights(self.accelerator.unwrap_model(self.loss).draft, self.draft.model)
+
     def measure(self, progress: ProgressLine) -> bool:
         """Evaluate on held-out rows, log it, and return whether the draft is the best so far."""
         accelerator, state = self.accelerator, self.state
+        self.gather_draft()
         metrics = evaluate(
             self.teacher,
             self.draft.model,
@@ -260,6 +298,8 @@ class Run:
         """Write a checkpoint of this moment."""
         accelerator = self.accelerator
         rng_states = gather_object([read_rng(accelerator.device)])
+        optimizer_state = whole_optimizer_state(self.optimizer)
+        self.gather_draft()
         if accelerator.is_main_process:
             info = DraftInfo(
                 target=self.config.target,
@@ -274,7 +314,7 @@ class Run:
                 self.tokenizer,
                 info,
                 self.state,
-                self.optimizer.state_dict(),
+                optimizer_state,
                 rng_states,
                 keep=self.config.keep,
                 held_out=self.corpus.dev.examples,

@@ -116,7 +116,10 @@ class _ChunkedLinearLoss(torch.autograd.Function):
             (), dtype=torch.promote_types(weight.dtype, torch.float32), device=hidden.device
         )
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # Chunks are added up in float32, though FSDP2 hands out weights in bfloat16.
+        grad_weight = (
+            torch.zeros_like(weight, dtype=total.dtype) if ctx.needs_input_grad[1] else None
+        )
         grad_bias = None if bias is None else torch.zeros_like(bias)
         with torch.autocast(device, enabled=False):
             for start in range(0, hidden.shape[0], chunk_tokens):
@@ -202,6 +205,7 @@ class DraftLoss(torch.nn.Module):
         """
         super().__init__()
         self.draft = draft
+        self._no_split_modules = draft._no_split_modules  # what FSDP2 shards one by one
         self._target_head = target_head
         self._divergence = divergence
         self._temperature = temperature

@@ -114,6 +114,7 @@ class CachedLoss(torch.nn.Module):
         """
         super().__init__()
         self.draft = draft
+        self._no_split_modules = draft._no_split_modules  # what FSDP2 shards one by one
         self._chosen = chosen
         self._column_of = column_of
         self._columns = int((column_of >= 0).sum())
