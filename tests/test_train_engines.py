@@ -54,7 +54,8 @@ def run(folder: Path, target: Any, **changes: Any) -> DistillResult:
         write_corpus_folder(corpus, target, ROWS)
     fields: dict[str, Any] = {
         "target": "toy", "corpus": str(corpus), "output": str(folder / "run"), "layers": 1,
-        "head_tokens": 100, "steps": 3, "batch_rows": 5, "learning_rate": 3e-3, "report_to": "none", "eval_prompts": 0,
+        "head_tokens": 100, "steps": 3, "batch_rows": 5, "learning_rate": 3e-3, "report_to": "none",
+        "eval_prompts": 0,
     }  # fmt: skip
     config = DistillConfig(**{**fields, **changes})
     return distill(config, target=target, tokenizer=byte_tokenizer())

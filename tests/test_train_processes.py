@@ -23,7 +23,31 @@ ROWS = [*random_rows(30), *random_rows(5, split="dev", seed=1)]
 ALPHA = "eval/T1/alpha_tf"
 
 
-def launch(folder: Path, runs: list[tuple[bool, dict[str, Any]]]) -> None:
+def launch(folder: Path, processes: int, **changes: Any) -> list[dict[str, Any]]:
+    """Train with so many processes and return the lines of metrics.jsonl."""
+    output = folder / f"run-{processes}"
+    fields = {
+        "target": folder / "target", "corpus": folder / "corpus", "output": output, "layers": 1,
+        "head_tokens": 100, "steps": 10, "batch_rows": 6, "learning_rate": 3e-3, "eval_every": 5,
+        "eval_prompts": 3, "eval_temperatures": "[0]", "eval_max_tokens": 6,
+        "serving_temperatures": "[]", "report_to": "none", **changes,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    # With --cpu, accelerate starts one process whatever is asked for (unless through mpirun).
+    command += ["--multi_gpu"] if processes > 1 else ["--cpu"]
+    command += ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    command += ["--dynamo_backend", "no", "--main_process_port", "0", "-m", "foredraft.train"]
+    command += [f"--{name}={value}" for name, value in fields.items()]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("α on held-out text") == 1  # only the main process speaks
+    record = yaml.safe_load((output / "run.yaml").read_text())
+    assert record["attempts"][0]["processes"] == processes
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def launch_two(folder: Path, runs: list[tuple[bool, dict[str, Any]]]) -> None:
     """Train with two processes, once for each (whether FSDP2, fields)."""
     flags = [
         [sharded, [f"--{name}={value}" for name, value in fields.items()]]
@@ -77,7 +101,7 @@ def test_two_processes_give_the_curve_and_the_weights_of_one(tmp_path: Path) -> 
     ddp, fsdp = (
         {**base, "micro_rows": 2, "output": str(tmp_path / name)} for name in ("ddp", "fsdp")
     )
-    launch(tmp_path, [(False, ddp), (True, fsdp)])
+    launch_two(tmp_path, [(False, ddp), (True, fsdp)])
     folders = [tmp_path / name for name in ("one", "ddp", "fsdp")]
     states = [AutoModelForCausalLM.from_pretrained(f / "latest").state_dict() for f in folders]
     optimizers = [load_tensors(folder / "latest")[0]["state"] for folder in folders]

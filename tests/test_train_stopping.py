@@ -34,6 +34,7 @@ def fields(folder: Path, target: Any) -> dict[str, Any]:
         "learning_rate": 3e-3,
         "eval_every": 100,
         "report_to": "none",
+        "eval_prompts": 0,
     }
 
 
