@@ -168,7 +168,7 @@ class Free(torch.nn.Module):
         self.logits = torch.zeros(1, 1, vocabulary)
         self.logits[0, 0, token] = 9.0
         self.generation_config = GenerationConfig()
-        self.config = SimpleNamespace(
+        self.config: Any = SimpleNamespace(
             is_encoder_decoder=False,
             model_type="free",
             max_position_embeddings=2**20,

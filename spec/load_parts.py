@@ -70,8 +70,8 @@ def find_drafter(
 ) -> Drafter | None:
     """Return the drafter that is meant: the object itself, or one by name.
 
-    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit; a model's after
-    "cross:" or "shared:" where it has another tokenizer.
+    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit; a model with
+    another tokenizer has "cross:" or "shared:" before its own.
 
     Args:
         target: the model in use.

@@ -76,7 +76,7 @@ class Reading(CrossTokenizerDrafter):
             drawn[:] = ids
             return spell(ids)
 
-        self._spell = noting  # type: ignore[method-assign]
+        self._spell = noting  # type: ignore[method-assign,assignment]
         proposal = super().propose(tokens, *asked)
         self._spell = spell  # type: ignore[method-assign]
         ids = [token for token in proposal.tokens if token != self._target.eos]
