@@ -42,7 +42,7 @@ def test_a_grid_is_measured_and_the_best_recommended(
     assert drafts[1, 64]["coverage"] < drafts[1, 260]["coverage"] == pytest.approx(1.0)
     assert drafts[1, 64]["parameters"] < drafts[1, 260]["parameters"] < drafts[2, 260]["parameters"]
     whole = drafts[2, 260]  # all of the target's layers and its whole head
-    assert whole["alpha_start"] > 0.95
+    assert whole["alpha_start"] > 0.9  # but for the ridge of the map
     assert found["best"] in found["drafts"]
     assert found["best"]["speedup"] == max(draft["speedup"] for draft in drafts.values())
     said = capsys.readouterr().out
