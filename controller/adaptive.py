@@ -35,6 +35,7 @@ from .throughput import Throughput
 DEFAULT_GAMMA_MAX = 8
 SOLVE_EVERY = 8  # rounds for which solved values are kept
 PAID_OFF = 20  # rounds; speculation comes in stretches, and catching up is paid once for each
+PROMPT_PAID_OFF = 60  # rounds; the prompt is read once for the whole answer
 SHIFT_STEP = 0.25  # logits; the forecast of later looks is solved on a grid of intercepts
 
 
@@ -150,7 +151,7 @@ class AdaptiveLookahead:
         self._rounds += 1
         self._learn_acceptance(outcome)
         reads_prompt = self._prompt_unread and outcome.draft_steps > 0
-        self._costs.observe(outcome, behind=None if self._prompt_unread else self._behind)
+        self._costs.observe(outcome, behind=self._context if reads_prompt else self._behind)
         self._account(outcome, reads_prompt)
         speculated = outcome.draft_steps > 0
         self._prompt_unread = self._prompt_unread and not speculated
@@ -227,6 +228,7 @@ class AdaptiveLookahead:
         self._history = History()
         self._recentring.begin_request(shared=shared)
         self._behind = 1
+        self._context = 1  # tokens when the round began
         self._prompt_unread = True  # by the draft; it is read once, whatever a round decides
         self._round = _Round("plain", 0, self._costs.current)
 
@@ -237,14 +239,18 @@ class AdaptiveLookahead:
             return _Round("plain", 0, costs)
         if self._since_plain >= self.config.refresh_rounds:
             return _Round("refresh", 0, costs)
-        catch_up = self._costs.catch_up(self._behind)
-        room = self._guard.room(costs.plain) - catch_up
+        self._context = start.context_length
+        behind = self._context if self._prompt_unread else self._behind
+        catch_up = self._costs.catch_up(behind)
+        # A prompt is read once, however long the answer: what it costs is booked, not a reason to refuse.
+        room = self._guard.room(costs.plain) - (0.0 if self._prompt_unread else catch_up)
         cap = costs.largest_cap(room, limit)
         known = known_before(self._history, start.context_length, self._temperature)
         logit = self.predictor.round_logit(known) + self._recentring.shift
         if cap > 0:
             values = self._solve(cap, logit, costs)
-            if values.start > self._price(costs) * catch_up / PAID_OFF:
+            paid_off = PROMPT_PAID_OFF if self._prompt_unread else PAID_OFF
+            if values.start > self._price(costs) * catch_up / paid_off:
                 return _Round("speculate", cap, costs, catch_up, known, values)
         if self._probes.is_due(0.0):  # cheap to ask; the rest is not
             gamma = self._probe_gamma(limit, logit, costs)

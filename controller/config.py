@@ -26,7 +26,7 @@ class AdaptiveConfig:
     """… and as many as earlier rounds saved, but no more than this …"""
     slowdown_deviations: float = 2.5
     """… and what bad luck takes, up to this many of its standard deviations."""
-    probe_share: float = 0.01
+    probe_share: float = 0.0075
     """Most of the time that probes may cost while γ = 0 is the best choice."""
     refresh_rounds: int = 256
     """Decode one token plainly after so many rounds without: keeps the plain time fresh."""

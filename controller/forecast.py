@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-FIRST_STRENGTH = 30.0  # looks that the fitted law of a first look is worth
+FIRST_STRENGTH = 8.0  # looks that the fitted law of a first look is worth
 ROW_STRENGTH = 10.0  # the same for each row of the chain
 FORGETTING = 0.99  # per look: about 70 looks to half the weight, so a new domain is followed
 

@@ -12,6 +12,9 @@ STEP_MAX = 0.5  # logits a single token may move the intercept: damping
 VALUE_MAX = 6.0
 SPREAD = 0.03  # variance between requests
 UNSEEN_DRIFT, VARIANCE_MAX = 2e-3, 0.25
+SURPRISE_FORGETTING = 0.97  # per token: the last thirty or so
+SURPRISE = 2.3  # standard deviations that these are off: the text is of another kind
+SURPRISED_VARIANCE = 0.35
 
 
 def sigmoid(logit: float) -> float:
@@ -35,6 +38,7 @@ class InterceptFilter:
         self.value = value
         self.variance = variance
         self._drift = drift
+        self._off = self._off_variance = 0.0  # accepted − predicted of the last tokens
 
     def age(self, *, unseen: bool) -> None:
         """Let a round pass. While nothing is tested the text may have become another."""
@@ -44,10 +48,26 @@ class InterceptFilter:
     def observe(self, logit: float, accepted: bool) -> None:
         """Learn from one tested token whose predicted logit, without this intercept, was `logit`."""
         chance = sigmoid(logit + self.value)
+        if self._surprised(float(accepted) - chance, chance * (1.0 - chance)):
+            self.variance = max(self.variance, SURPRISED_VARIANCE)
         self.variance /= 1.0 + self.variance * chance * (1.0 - chance)
         step = self.variance * (float(accepted) - chance)
         step = max(-STEP_MAX, min(STEP_MAX, step))
         self.value = max(-VALUE_MAX, min(VALUE_MAX, self.value + step))
+
+    def _surprised(self, off: float, variance: float) -> bool:
+        """Are the last tokens, this one included, too far from what was predicted for them to be luck?
+
+        Ten rejections in a row where 0.3 was predicted, for example. What was learned before then counts
+        for little; once it is said, the count begins anew.
+        """
+        self._off = SURPRISE_FORGETTING * self._off + off
+        self._off_variance = SURPRISE_FORGETTING**2 * self._off_variance + variance
+        bound = max(1.0, SURPRISE * math.sqrt(self._off_variance))
+        if abs(self._off) <= bound:
+            return False
+        self._off = self._off_variance = 0.0
+        return True
 
 
 class Recentring:

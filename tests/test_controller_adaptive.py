@@ -77,10 +77,10 @@ def test_it_is_a_lookahead_policy() -> None:
     "costs", [CHEAP, LINEAR, SLOW, STAIRS], ids=["cheap", "linear", "slow", "stairs"]
 )
 def test_where_nothing_can_be_known_it_equals_the_best_fixed_gamma(costs: RoundCosts) -> None:
-    """B38. Each token is accepted with 0.6 whatever the draft shows; 5% below the best is allowed, over three
+    """B38. Each token is accepted with 0.6 whatever the draft shows; 5% below the best is allowed, over six
     texts: on one an unlucky start may bind the guard."""
     shares = []
-    for seed in (2, 3, 4):
+    for seed in range(6):
         ours, fixed, plain, _ = decode(costs, CHANCE, length=1500, seed=seed)
         shares.append(ours / fixed)
         assert ours >= 0.98 * plain

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 import threading
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def send_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) -> N
         if self.state.step == step - 1:
             for number in numbers:
                 os.kill(os.getpid(), number)
+                time.sleep(0.02)  # of two at once, Python would handle the lower number first
         return original(self, *args)
 
     monkeypatch.setattr(Run, "_accumulate_gradients", interrupted)
