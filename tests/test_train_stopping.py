@@ -2,8 +2,8 @@
 
 import os
 import signal
-import time
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
