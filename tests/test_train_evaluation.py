@@ -1,5 +1,6 @@
 """The teacher and the metrics: α against the whole vocabulary, positions in line."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +71,20 @@ def test_metrics_are_those_of_the_models_own_logits(kept: torch.Tensor | None) -
     assert metrics.keys() == expected.keys()
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, abs=2e-5), name
+
+
+def test_alpha_and_coverage_of_each_domain_are_those_of_its_rows_alone() -> None:
+    """Whoever cuts a head sees which domain pays for it; rows of a process may lack a domain."""
+    target, draft, kept = tiny_llama(), tiny_gpt2(seed=3), torch.arange(0, 260, 3)
+    cut_head(draft, kept)
+    rows = [replace(row, domain="ab"[index % 2]) for index, row in enumerate(random_rows(7))]
+    metrics = evaluate_draft(target, draft, kept, rows)
+    for domain in "ab":
+        alone = evaluate_draft(target, draft, kept, [row for row in rows if row.domain == domain])
+        assert not any("domains" in name for name in alone)
+        for name in ("alpha_tf", "coverage"):
+            found = metrics[f"eval/T1/domains/{domain}/{name}"]
+            assert found == pytest.approx(alone[f"eval/T1/{name}"], abs=2e-6)
 
 
 def test_alpha_is_not_that_of_the_renormalised_target() -> None:

@@ -30,6 +30,7 @@ class Example:
     spans: tuple[
         tuple[int, int], ...
     ] = ()  # [first, end) of what is predicted; (): the last tokens
+    domain: str = ""  # what figures are told apart by; "": not known
 
     def __post_init__(self) -> None:
         if not 0 < self.supervised < len(self.tokens):
@@ -92,7 +93,9 @@ def make_examples(rows: Sequence[CorpusRow], max_length: int) -> ExampleSet:
         first = max(len(row.prompt_ids), 1)  # a first token of all has no position to predict it
         if len(tokens) > first:
             row_id = row.id if row.prompt_ids else ""  # else its first token is not supervised
-            examples.append(Example(torch.tensor(tokens), len(tokens) - first, row_id))
+            examples.append(
+                Example(torch.tensor(tokens), len(tokens) - first, row_id, domain=row.domain)
+            )
     return ExampleSet(examples, len(rows) - len(examples), cut_rows)
 
 

@@ -146,6 +146,9 @@ def _meaning(name: str) -> str:
     if name in _MEANINGS:
         return _MEANINGS[name]
     last = name.split("/", 2)[-1]
+    if last.startswith("domains/"):
+        *domain, metric = last.removeprefix("domains/").split("/")
+        return f"of {'/'.join(domain)}: {_MEANINGS.get(f'eval/T1/{metric}', metric)}"
     if last == "alpha_loop":
         return "α in the loop, of the tokens that were tested"
     if last.startswith("accept_pos/"):

@@ -19,6 +19,7 @@ from .packing import Batch, Collate, collate_for, supervised_states
 from .teacher import Teacher
 
 METRICS = ("alpha_tf", "top1", "kl", "coverage")  # columns of a token table
+BY_DOMAIN = ("alpha_tf", "coverage")
 CACHE_GB = 2.0  # for a teacher's states where several drafts are scored on the same rows
 
 
@@ -50,7 +51,8 @@ def evaluate_draft(
     Returns:
         Means over response tokens at temperature 1, under `eval/T1/`: alpha_tf (Σ min(p, q)),
         alpha_p10 (the tenth percentile of it), top1 (share with the same argmax), kl (in nats, of
-        the target renormalised on what the draft can propose), coverage (its mass on that).
+        the target renormalised on what the draft can propose), coverage (its mass on that). Where rows
+        are of several domains, alpha_tf and coverage of each too, under `eval/T1/domains/DOMAIN/`.
 
     Raises:
         ValueError: if no row has a response token.
@@ -71,6 +73,7 @@ def evaluate_draft(
         batch_rows=batch_rows,
         chunk_tokens=chunk_tokens,
         draft_temperature=draft_temperature,
+        domains=domains_of(examples),
     )
 
 
@@ -85,15 +88,17 @@ def evaluate(
     chunk_tokens: int,
     gather: Callable[[torch.Tensor], torch.Tensor] = lambda table: table,
     draft_temperature: float = 1.0,
+    domains: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return the metrics of `evaluate_draft` on prepared examples.
+    """Return the metrics of `evaluate_draft` on prepared examples, and α and coverage of each domain.
 
     Args:
         columns: [V_draft], the target token that each row of the draft's head stands for.
         examples: this process's share of them.
         collate: makes batches for the draft.
-        gather: joins the token tables [N, 4] of all processes along their tokens.
+        gather: joins the token tables [N, 5] of all processes along their tokens.
         draft_temperature: as for `token_tables`.
+        domains: all processes' domains, under `eval/T1/domains/`; examples of others count in the whole only.
     """
     tables = token_tables(
         teacher,
@@ -105,10 +110,26 @@ def evaluate(
         chunk_tokens=chunk_tokens,
         draft_temperature=draft_temperature,
     )
-    table = gather(torch.cat([torch.empty(0, len(METRICS)), *tables.values()])).double()  # [N, 4]
-    means = dict(zip(METRICS, table.mean(0).tolist(), strict=True))
+    marked = [_marked(table, example, domains) for example, table in tables.items()]
+    table = gather(torch.cat([torch.empty(0, len(METRICS) + 1), *marked])).double()  # [N, 5]
+    means = dict(zip(METRICS, table.mean(0).tolist(), strict=False))
     means["alpha_p10"] = table[:, 0].quantile(0.1).item()
+    for index, domain in enumerate(domains):
+        own = dict(zip(METRICS, table[table[:, -1] == index].mean(0).tolist(), strict=False))
+        means |= {f"domains/{domain}/{name}": own[name] for name in BY_DOMAIN}
     return {f"eval/T1/{name}": value for name, value in means.items()}
+
+
+def domains_of(examples: Sequence[Example]) -> list[str]:
+    """Return the domains of examples, sorted; none where all are of one, of which the whole says it."""
+    found = sorted({example.domain for example in examples if example.domain})
+    return found if len(found) > 1 else []
+
+
+def _marked(table: torch.Tensor, example: Example, domains: Sequence[str]) -> torch.Tensor:
+    """Return an example's table [supervised, 4] with a column more: the index of its domain, or −1."""
+    index = domains.index(example.domain) if example.domain in domains else -1
+    return torch.cat([table, torch.full_like(table[:, :1], index)], dim=1)
 
 
 def token_tables(

@@ -24,6 +24,7 @@ def save_held_out(folder: str | Path, examples: Sequence[Example]) -> None:
     rows = [
         {"row_id": one.row_id, "tokens": one.tokens.tolist(), "supervised": one.supervised}
         | ({"spans": one.spans} if one.spans else {})
+        | ({"domain": one.domain} if one.domain else {})
         for one in examples
     ]
     write_lines(Path(folder) / FILE, rows)
@@ -43,7 +44,10 @@ def load_held_out(folder: str | Path) -> list[Example]:
         try:
             row = json.loads(line)
             spans = tuple((int(first), int(end)) for first, end in row.get("spans", ()))
-            one = Example(torch.tensor(row["tokens"]), int(row["supervised"]), row["row_id"], spans)
+            one = Example(
+                torch.tensor(row["tokens"]), int(row["supervised"]), row["row_id"], spans,
+                row.get("domain", ""),
+            )  # fmt: skip
             if one.tokens.ndim != 1:
                 raise ValueError(f"tokens of {one.tokens.ndim} dimensions")
             if spans and sum(end - first for first, end in spans) != one.supervised:

@@ -37,7 +37,7 @@ from .checkpoint import (
 )
 from .config import DistillConfig
 from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
-from .evaluation import evaluate
+from .evaluation import domains_of, evaluate
 from .heads import check_split
 from .in_loop import TAU, LoopProbe
 from .on_policy import OnPolicyText
@@ -279,6 +279,7 @@ class Run:
             batch_rows=self.config.micro_rows or self.config.batch_rows,
             chunk_tokens=self.config.chunk_tokens,
             gather=lambda table: torch.cat(gather_object([table])),
+            domains=domains_of(self.corpus.dev.examples),
         )
         metrics |= self.probe.measure()
         self.log.add(state.step, metrics)
