@@ -57,8 +57,11 @@ class PlanCommand:
     """Tokens that they can propose; as many as the vocabulary or more: all."""
     gain: float = 0.04
     """What training is expected to add to the α of the start: 0.04 is what the demo's four minutes added."""
+    pilot_tokens: int = 0
+    """In place of `gain`: train the size that starts best on so many supervised tokens, and expect of all sizes
+    what that adds, and each doubling of it again. 0: no pilot. Minutes; the text says more than any rule."""
     tokens: int = 100_000
-    """Supervised tokens of the training, for its time."""
+    """Supervised tokens of the training: for its time, and for what it adds where there is a pilot."""
     rows: int = 64
     """Most corpus rows that a start is fitted on, and most that it is judged on."""
     gamma_max: int = 8
@@ -74,6 +77,7 @@ class PlanCommand:
                 check_integer(name, value, low=1)
         for name in ("tokens", "rows", "gamma_max"):
             check_integer(name, getattr(self, name), low=1)
+        check_integer("pilot_tokens", self.pilot_tokens, low=0)
         if not 0.0 <= self.gain < 1.0:
             raise ValueError(f"gain must be in [0, 1), got {self.gain!r}")
 

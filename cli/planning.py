@@ -1,15 +1,15 @@
 """`foredraft plan`: what drafts of several sizes would cost and gain, before any is trained.
 
 Costs are measured: each draft is built from the target's layers and run. Its α is that of its closed-form
-start on held-out rows of a corpus, and what training is expected to add. Speed follows from both, for the best
-fixed γ, as if each token were accepted with chance α whatever came before.
+start on held-out rows of a corpus, and what training is expected to add, as it is told or by a pilot. Speed
+follows from both, for the best fixed γ, as if each token were accepted with chance α whatever came before.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,11 @@ from ..train.teacher import Teacher
 from .bar import Bar
 from .config import PlanCommand
 from .packaged import resolve_target
+from .piloting import run_pilot
 
 OPTIMIZER_BYTES = 12  # a trained weight's gradient and AdamW's two averages, in float32
 LOGIT_TENSORS = 6  # tensors [chunk, V_draft] that a loss needs at once
-LATENCY = LatencyConfig(repeats=4, max_passes=1)
+LATENCY = LatencyConfig(repeats=9, max_passes=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ def plan(
     """
     target = _load(config)
     planned: list[PlannedDraft] = []
+    costs: list[RoundCosts] = []
     verify: tuple[float, ...] = ()
     count = len(config.layers) * len(config.head_tokens)
     for layers in config.layers:
@@ -108,15 +110,30 @@ def plan(
         for head_tokens in config.head_tokens:
             draft, alignment = _plan_one(target, config, layers, head_tokens, alignment, verify)
             planned.append(draft.planned)
-            verify = draft.verify  # measured once: it is the target's alone
+            costs.append(draft.costs)
+            verify = draft.costs.verify  # measured once: it is the target's alone
             progress(len(planned), count)
-    return planned
+    if config.pilot_tokens == 0:
+        return planned
+    best = max(planned, key=lambda draft: draft.speedup)
+    gain = run_pilot(
+        config, best.layers, None if best.head_tokens >= target.width else best.head_tokens,
+        target.train, target=target.model, tokenizer=target.tokenizer,
+    ).gain(config.tokens)  # fmt: skip
+    return [_expecting(gain, *one) for one in zip(planned, costs, strict=True)]
+
+
+def _expecting(gain: float, planned: PlannedDraft, costs: RoundCosts) -> PlannedDraft:
+    """Return a draft with what is expected of it where training adds `gain` to its α."""
+    alpha = min(planned.alpha_start + gain, planned.coverage)
+    gamma, speedup = _best(costs, alpha)
+    return replace(planned, alpha=alpha, gamma=gamma, speedup=speedup)
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     planned: PlannedDraft
-    verify: tuple[float, ...]
+    costs: RoundCosts
 
 
 def _load(config: PlanCommand) -> _Target:
@@ -182,8 +199,6 @@ def _plan_one(
     verify = verify or table.verify_seconds
     costs = RoundCosts(draft_step=table.draft_step_seconds, verify=verify)
     alpha_start = metrics["eval/T1/alpha_tf"]
-    alpha = min(alpha_start + config.gain, metrics["eval/T1/coverage"])
-    gamma, speedup = _best(costs, alpha)
     logits = LOGIT_TENSORS * settings.chunk_tokens * len(columns) * 4
     planned = PlannedDraft(
         layers=layers,
@@ -195,13 +210,13 @@ def _plan_one(
         cost_ratio=table.draft_step_seconds / verify[0],
         coverage=metrics["eval/T1/coverage"],
         alpha_start=alpha_start,
-        alpha=alpha,
+        alpha=alpha_start,
         break_even=_break_even(costs),
-        gamma=gamma,
-        speedup=speedup,
+        gamma=0,
+        speedup=1.0,
         training_seconds=config.tokens / rate,
     )
-    return _Measured(planned, verify), alignment
+    return _Measured(_expecting(config.gain, planned, costs), costs), alignment
 
 
 def _best(costs: RoundCosts, alpha: float) -> tuple[int, float]:
@@ -279,8 +294,9 @@ def print_plan(
         )
     console.print(table)
     console.print(
-        f"α start: measured on held-out rows before training; α: with the {config.gain:g} that training is "
-        f"expected to add. Training: {config.tokens} supervised tokens."
+        f"α start: measured on held-out rows before training; α: with the {best.alpha - best.alpha_start:.2g} "
+        f"that training is expected to add{' by the pilot' if config.pilot_tokens else ''}. "
+        f"Training: {config.tokens} supervised tokens."
     )
     if best.speedup <= 1.0:
         console.print("None of these is expected to be faster than plain decoding.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli import main as cli
+from foredraft.cli.piloting import Pilot
 from foredraft.cli.planning import _best, _break_even
 from foredraft.controller import RoundCosts
 from toy_corpus import random_rows, write_corpus_folder
@@ -66,3 +67,31 @@ def test_speedup_and_break_even_follow_from_the_costs() -> None:
         assert _best(costs, alpha)[0] == gamma
         assert _best(costs, alpha)[1] == pytest.approx(speedup)
     assert _break_even(RoundCosts(draft_step=2.0, verify=(1.0, 1.0))) == 1.0
+
+
+def test_a_pilot_trains_the_best_start_and_its_gain_is_expected_of_all(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--layers", "[1]", "--head_tokens", "[64,1000]", "--tokens", "1000000"]
+    assert cli.main([*asked, *sizes, "--pilot_tokens", "300"]) == 0
+    drafts = json.loads((tmp_path / "new" / "plan.json").read_text())["drafts"]
+    gains = [draft["alpha"] - draft["alpha_start"] for draft in drafts]
+    assert gains[1] > 0.0
+    room = drafts[0]["coverage"] - drafts[0]["alpha_start"]  # what it cannot propose is no gain
+    assert gains[0] == pytest.approx(min(gains[1], room))
+    assert "by the pilot" in re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert cli.main([*asked, "--pilot_tokens", "-1"]) == 2
+    assert "pilot_tokens" in capsys.readouterr().err
+
+
+def test_what_the_second_half_added_is_expected_of_each_doubling() -> None:
+    """0.3 to 0.4 in 100 tokens, of which 0.02 in the last 50; a second half that lost promises nothing."""
+    pilot = Pilot(
+        layers=1, head_tokens=None, tokens=100, alpha_start=0.3, alpha_half=0.38, alpha=0.4
+    )
+    for tokens, gain in ((100, 0.10), (400, 0.14), (50, 0.08)):
+        assert pilot.gain(tokens) == pytest.approx(gain)
+    lost = Pilot(
+        layers=1, head_tokens=None, tokens=100, alpha_start=0.3, alpha_half=0.38, alpha=0.35
+    )
+    assert lost.gain(1000) == pytest.approx(0.05)
