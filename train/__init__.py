@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from .distillation import distill
     from .evaluation import evaluate_draft
     from .exits import ExitResult, train_exit
-    from .loop import DistillResult
     from .parity import Check, verify_draft
+    from .result import DistillResult
 
 __all__ = [
     "Check",
@@ -27,7 +27,7 @@ __all__ = [
 
 _HOMES = {
     "Check": "parity",
-    "DistillResult": "loop",
+    "DistillResult": "result",
     "ExitResult": "exits",
     "distill": "distillation",
     "evaluate_draft": "evaluation",

@@ -191,6 +191,20 @@ def share(examples: Sequence[Example], index: int, count: int) -> list[Example]:
     return ordered[len(ordered) * index // count : len(ordered) * (index + 1) // count]
 
 
+def even_parts(
+    examples: Sequence[Example], index: int, count: int, rows: int | None
+) -> list[tuple[list[Example], float]]:
+    """Return the micro-batches of process `index` of `count`, at most `rows` in each, and what each counts.
+
+    All processes make as many forwards, as FSDP2 needs: each one waits for the others' weights.
+    What is added for that counts 0.
+    """
+    shares = [micro_batches(share(examples, one, count), rows) for one in range(count)]
+    mine = shares[index]
+    more = max(map(len, shares)) - len(mine)
+    return [(part, 1.0) for part in mine] + [(mine[-1], 0.0)] * more
+
+
 def rows_of_step(
     seed: int, step: int, groups: tuple[tuple[int, ...], ...], batch_rows: int
 ) -> list[int]:

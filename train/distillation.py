@@ -22,8 +22,9 @@ from ..spec.cached import context_length
 from .calibrating import calibrate_folder, calibration_metrics
 from .checkpoint import newest_checkpoint
 from .config import DistillConfig
-from .loop import DistillResult, Run
+from .loop import Run
 from .reading import read_training_data, saved_states
+from .result import DistillResult
 from .run_record import open_record, write_record
 from .sharded import settle_deepspeed, settle_fsdp
 from .stopping import stop_requests

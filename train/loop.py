@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +19,20 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 from ..spec import DraftInfo
-from ..spec.cached import context_length
 from .alignment import state_map
-from .batches import Corpus, Example, micro_batches, prompt_groups, rows_of_step, share
-from .checkpoint import (
-    TrainerState,
-    checkpoint_folder,
-    load_alignment,
-    load_state,
-    load_tensors,
-    read_rng,
-    restore_adapters,
-    save_checkpoint,
-    tidy,
-    write_rng,
-)
+from .batches import Corpus, Example, even_parts, prompt_groups, rows_of_step, share
+from .checkpoint import checkpoint_folder, read_rng, save_checkpoint, tidy
 from .config import DistillConfig
-from .draft import choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .evaluation import domains_of, evaluate
-from .heads import check_split
 from .in_loop import TAU, LoopProbe
 from .on_policy import OnPolicyText
 from .optimizer import make_optimizer
 from .packing import collate_for
+from .result import DistillResult
 from .samples import log_samples, samples_page
 from .schedule import learning_rate
-from .sharded import (
-    gather_weights,
-    load_optimizer_state,
-    plain_model,
-    spread_weights,
-    whole,
-    whole_optimizer_state,
-)
+from .sharded import gather_weights, plain_model, spread_weights, whole, whole_optimizer_state
+from .starting import check_draft, restore_training, start_draft
 from .stopping import Stopped, StopRequest
 from .supervision import answers_for, loss_module
 from .teacher import Teacher
@@ -60,20 +40,6 @@ from .teacher_cache import TeacherCache
 from .tracking import ALPHA, MetricLog, ProgressLine, peak_memory_gb
 
 PICKS_BEST = {"alpha": ALPHA, "tau": TAU}  # by `best_by` of the config
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DistillResult:
-    """What came of a run."""
-
-    folder: Path
-    """The best checkpoint, by what the config's `best_by` says."""
-    before: dict[str, float]
-    """Metrics on held-out rows before the first step."""
-    best: dict[str, float]
-    """The same of the best checkpoint."""
-    curve: list[dict[str, Any]]
-    """All metrics in order, each row with its step; also in metrics.jsonl."""
 
 
 class Run:
@@ -95,21 +61,11 @@ class Run:
         self.teacher, self.tokenizer, self.sources = teacher, tokenizer, sources
         self.output = Path(config.output)
         examples = corpus.train.examples
-        if checkpoint is None:
-            self.state = TrainerState()
-            model = starting_model(config, teacher, tokenizer)
-            kept = choose_kept_tokens(config, teacher, tokenizer, model, examples)
-            # The main process's choice: scores may round differently elsewhere.
-            self.draft = prepare_draft(model, broadcast_object_list([kept])[0], config)
-        else:
-            self.state = load_state(checkpoint)
-            self.draft = load_draft(checkpoint, config)
-            self.draft.alignment = load_alignment(checkpoint)
-            restore_adapters(checkpoint, self.draft)
+        self.state, self.draft = start_draft(config, teacher, tokenizer, examples, checkpoint)
         self.draft.model.to(accelerator.device)
         trained = self.draft.model
         self.draft.model = plain_model(trained, accelerator)
-        _check_draft(self.draft.model, examples, accelerator.device)
+        check_draft(self.draft.model, examples, accelerator.device)
         self.collate = collate_for(self.draft.model)
         self.groups = prompt_groups(examples)
         held_out = corpus.dev.examples
@@ -126,10 +82,7 @@ class Run:
         loss = loss_module(config, trained, teacher, self.columns, cache, alignment)
         self.loss, self.optimizer = accelerator.prepare(loss, make_optimizer(loss, config))
         if checkpoint is not None:
-            optimizer_state, rng_states = load_tensors(checkpoint)
-            load_optimizer_state(self.optimizer, optimizer_state)
-            if accelerator.process_index < len(rng_states):
-                write_rng(rng_states[accelerator.process_index], accelerator.device)
+            restore_training(accelerator, self.optimizer, checkpoint)
             if accelerator.is_main_process:
                 tidy(self.output, self.state, keep=config.keep)
         self.samples: tuple[int, str] = (-1, "")  # a page of the last evaluation's answers
@@ -229,7 +182,9 @@ class Run:
             tokens: supervised in them.
         """
         accelerator = self.accelerator
-        parts = self._my_parts(examples)
+        parts = even_parts(
+            examples, accelerator.process_index, accelerator.num_processes, self.config.micro_rows
+        )
         total = torch.zeros(2, device=accelerator.device)
         teacher_seconds = 0.0
         for index, (part, weight) in enumerate(parts):
@@ -246,21 +201,6 @@ class Run:
                 accelerator.backward(loss * accelerator.num_processes / tokens)
             total += sums.detach()
         return total, teacher_seconds
-
-    def _my_parts(self, examples: Sequence[Example]) -> list[tuple[list[Example], float]]:
-        """Return this process's micro-batches and what each counts.
-
-        All processes make as many forwards, as FSDP2 needs: each one waits for the others' weights.
-        What is added for that counts 0.
-        """
-        count = self.accelerator.num_processes
-        shares = [
-            micro_batches(share(examples, index, count), self.config.micro_rows)
-            for index in range(count)
-        ]
-        mine = shares[self.accelerator.process_index]
-        more = max(map(len, shares)) - len(mine)
-        return [(part, 1.0) for part in mine] + [(mine[-1], 0.0)] * more
 
     def gather_draft(self) -> None:
         """Bring `draft` up to date with the weights in training; all processes call it."""
@@ -345,14 +285,3 @@ class Run:
             raise Stopped(
                 number, f"{name}: stopped and saved in {folder}; the same command goes on"
             )
-
-
-def _check_draft(draft: Any, examples: Sequence[Example], device: torch.device) -> None:
-    """Raise where the draft cannot be trained on these examples."""
-    longest = max(len(example.input_ids) for example in examples)
-    if longest > context_length(draft):
-        raise ValueError(
-            f"max_length must be at most {context_length(draft) + 1} for a draft with a context of "
-            f"{context_length(draft)} tokens: the longest row feeds it {longest}"
-        )
-    check_split(draft, examples[0].input_ids[None].to(device))
