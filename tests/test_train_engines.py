@@ -1,51 +1,22 @@
-"""What the loop asks of accelerate holds for a DeepSpeed engine too; activations computed twice change nothing.
-
-DeepSpeed is not installed here: an engine that does what accelerate's wrapper calls stands for it.
-"""
+"""What accelerate's configs set: FSDP2's policy, the examples; activations computed twice change nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-from accelerate.utils.deepspeed import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper
+from accelerate.utils import FullyShardedDataParallelPlugin
 
 from foredraft.train import DistillConfig, DistillResult, distill
 from foredraft.train.loop import Run
-from foredraft.train.sharded import settle_deepspeed, settle_fsdp
+from foredraft.train.sharded import settle_fsdp
 from toy_corpus import random_rows, write_corpus_folder
-from toys import byte_tokenizer, tiny_gpt2, tiny_llama
+from toys import byte_tokenizer, tiny_gpt2
 
 ROWS = [*random_rows(12), *random_rows(3, split="dev", seed=1)]
 EXAMPLES = Path(__file__).parent.parent / "examples" / "accelerate"
-
-
-class Engine(torch.nn.DataParallel[Any]):
-    """What accelerate calls of a DeepSpeed engine; of the class of a wrapper that accelerate unwraps."""
-
-    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(module)
-        self.optimizer, self.calls, self.norm = optimizer, list[str](), 0.0
-
-    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        self.calls.append("last" if is_boundary else "more")
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def step(self) -> None:
-        self.calls.append("step")
-        self.norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def get_global_grad_norm(self) -> float:
-        return self.norm
 
 
 def run(folder: Path, target: Any, **changes: Any) -> DistillResult:
@@ -65,54 +36,10 @@ def losses(result: DistillResult) -> list[float]:
     return [row["train/loss"] for row in result.curve if "train/loss" in row]
 
 
-def test_an_engine_that_steps_in_the_backward_makes_the_same_steps(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """One step an update, in the last of its micro-batches, with the rate of that step."""
-    target = tiny_llama()
-    plain = run(tmp_path, target, micro_rows=2)
-    engines: list[Engine] = []
-
-    class Prepared(Accelerator):  # type: ignore[misc]
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.state.distributed_type = DistributedType.DEEPSPEED
-            self.state.deepspeed_plugins = SimpleNamespace(
-                zero_stage=2, deepspeed_config={}, selected=True
-            )
-
-        def prepare(self, model: Any, optimizer: Any) -> Any:
-            engines.append(Engine(model, optimizer))
-            self.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engines[-1])
-            wrapper = DeepSpeedOptimizerWrapper(optimizer)
-            self.state.distributed_type = DistributedType.DEEPSPEED  # the wrapper looked anew
-            return engines[-1], wrapper
-
-    monkeypatch.setattr("foredraft.train.distillation.Accelerator", Prepared)
-    AcceleratorState._reset_state()
-    try:
-        result = run(tmp_path, target, micro_rows=2, output=str(tmp_path / "engine"))
-    finally:
-        AcceleratorState._reset_state()
-    assert engines[0].calls == ["more", "more", "last", "step"] * 3  # 5 rows by 2
-    assert losses(result) == losses(plain)
-    norms = [[row.get("train/grad_norm") for row in r.curve] for r in (plain, result)]
-    assert norms[0] == norms[1]
-
-
-def test_zero_3_and_fsdp_1_are_refused_and_the_others_settled() -> None:
-    def accelerator(kind: str, **plugins: Any) -> Any:
-        return SimpleNamespace(distributed_type=kind, state=SimpleNamespace(**plugins))
-
-    zero: Any = SimpleNamespace(zero_stage=3, deepspeed_config={})
-    with pytest.raises(ValueError, match=r"^zero_stage must be at most 2 .*, got 3; .* use FSDP2"):
-        settle_deepspeed(accelerator("DEEPSPEED", deepspeed_plugin=zero), 0.5)
-    zero.zero_stage = 2
-    settle_deepspeed(accelerator("DEEPSPEED", deepspeed_plugin=zero), 0.5)
-    assert zero.deepspeed_config["gradient_clipping"] == 0.5
-    old = SimpleNamespace(fsdp_version=1)
+def test_fsdp_1_is_refused() -> None:
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
     with pytest.raises(ValueError, match=r"^fsdp_version must be 2 .*, got 1"):
-        settle_fsdp(accelerator("FSDP", fsdp_plugin=old))
+        settle_fsdp(cast("Any", SimpleNamespace(distributed_type="FSDP", state=state)))
 
 
 def test_fsdp_keeps_sums_of_losses_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from .held_out import save_held_out
 from .lora import adapter_parts, load_adapter_parts
 
 STATE_FOLDER = "trainer_state"
+ENGINE = "engine"  # in it, in place of the optimizer's state: what DeepSpeed wrote
 SAMPLES = "samples.html"
 ALIGNMENT = "alignment.pt"
 ADAPTERS = "adapters.pt"
@@ -61,7 +62,7 @@ def save_checkpoint(
     tokenizer: Any,
     info: DraftInfo,
     state: TrainerState,
-    optimizer_state: dict[str, Any],
+    optimizer_state: dict[str, Any] | Path,
     rng_states: list[list[torch.Tensor]],
     *,
     keep: int,
@@ -71,6 +72,7 @@ def save_checkpoint(
     """Write the checkpoint of `state.step`, update `latest` and `best`, remove old checkpoints.
 
     Args:
+        optimizer_state: or the folder that an engine wrote it into, which is moved.
         rng_states: of each process, as `read_rng` gives them.
         keep: newest checkpoints to keep, besides the best.
         samples: a page of answers to look at.
@@ -95,7 +97,10 @@ def save_checkpoint(
         trainer = pending / STATE_FOLDER
         trainer.mkdir()
         (trainer / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
-        torch.save(optimizer_state, trainer / "optimizer.pt")
+        if isinstance(optimizer_state, Path):
+            os.rename(optimizer_state, trainer / ENGINE)
+        else:
+            torch.save(optimizer_state, trainer / "optimizer.pt")
         torch.save(rng_states, trainer / "rng.pt")
         if draft.adapted:
             torch.save(adapter_parts(draft.model), trainer / ADAPTERS)
@@ -131,12 +136,21 @@ def load_state(folder: Path) -> TrainerState:
 
 
 def load_tensors(folder: Path) -> tuple[dict[str, Any], list[list[torch.Tensor]]]:
-    """Return the optimizer's state, on the CPU, and the random states of each process."""
-    parts = [
-        torch.load(folder / STATE_FOLDER / name, map_location="cpu", weights_only=True)
-        for name in ("optimizer.pt", "rng.pt")
-    ]
-    return parts[0], parts[1]
+    """Return the optimizer's state, on the CPU, and the random states of each process.
+
+    Raises:
+        FileNotFoundError: where an engine keeps the optimizer's state.
+    """
+    path = folder / STATE_FOLDER / "optimizer.pt"
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state, load_rng(folder)
+
+
+def load_rng(folder: Path) -> list[list[torch.Tensor]]:
+    """Return the random states of each process."""
+    path = folder / STATE_FOLDER / "rng.pt"
+    states: list[list[torch.Tensor]] = torch.load(path, map_location="cpu", weights_only=True)
+    return states
 
 
 def load_alignment(folder: Path) -> Alignment | None:

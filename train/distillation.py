@@ -22,11 +22,12 @@ from ..spec.cached import context_length
 from .calibrating import calibrate_folder, calibration_metrics
 from .checkpoint import newest_checkpoint
 from .config import DistillConfig
+from .deepspeed_engine import check_resumable, settle_deepspeed
 from .loop import Run
 from .reading import read_training_data, saved_states
 from .result import DistillResult
 from .run_record import open_record, write_record
-from .sharded import settle_deepspeed, settle_fsdp
+from .sharded import settle_fsdp
 from .stopping import stop_requests
 from .supervision import open_cache
 from .teacher import Teacher
@@ -46,6 +47,7 @@ def distill(config: DistillConfig, *, target: Any = None, tokenizer: Any = None)
         Stopped: a KeyboardInterrupt, where SIGTERM or SIGINT ended the run; its last step is saved.
     """
     accelerator = _make_accelerator(config, target)
+    check_resumable(accelerator, newest_checkpoint(Path(config.output)))
     if tokenizer is None:
         tokenizer = load_tokenizer(config.target)
     if target is None:

@@ -23,6 +23,7 @@ from .alignment import state_map
 from .batches import Corpus, Example, even_parts, prompt_groups, rows_of_step, share
 from .checkpoint import checkpoint_folder, read_rng, save_checkpoint, tidy
 from .config import DistillConfig
+from .deepspeed_engine import save_engine
 from .evaluation import domains_of, evaluate
 from .in_loop import TAU, LoopProbe
 from .on_policy import OnPolicyText
@@ -239,7 +240,8 @@ class Run:
         """Write a checkpoint of this moment."""
         accelerator = self.accelerator
         rng_states = gather_object([read_rng(accelerator.device)])
-        optimizer_state = whole_optimizer_state(self.optimizer)
+        engine = save_engine(accelerator, self.output)
+        optimizer_state = engine or whole_optimizer_state(self.optimizer)
         self.gather_draft()
         if accelerator.is_main_process:
             info = DraftInfo(

@@ -40,27 +40,6 @@ def settle_fsdp(accelerator: Accelerator) -> None:
         )
 
 
-def settle_deepspeed(accelerator: Accelerator, max_grad_norm: float) -> None:
-    """Give DeepSpeed what it would else ask of a data loader or do by itself.
-
-    Raises:
-        ValueError: for ZeRO-3, whose weights cannot be read one process at a time.
-    """
-    if accelerator.distributed_type != "DEEPSPEED":
-        return
-    plugin = accelerator.state.deepspeed_plugin
-    if plugin.zero_stage > 2:
-        raise ValueError(
-            f"zero_stage must be at most 2 in accelerate's config, got {plugin.zero_stage}; "
-            "to spread the weights too, use FSDP2"
-        )
-    plugin.deepspeed_config |= {
-        "gradient_clipping": max_grad_norm,
-        "gradient_accumulation_steps": 1,  # micro-batches are the loop's, uneven as they are
-        "train_micro_batch_size_per_gpu": 1,  # no data loader of it is used
-    }
-
-
 def plain_model(model: Any, accelerator: Accelerator) -> Any:
     """Return a copy of a model that FSDP2 is about to spread, or where nothing is spread the model itself."""
     return copy.deepcopy(model) if accelerator.distributed_type == "FSDP" else model

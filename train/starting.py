@@ -15,12 +15,14 @@ from .batches import Example
 from .checkpoint import (
     TrainerState,
     load_alignment,
+    load_rng,
     load_state,
     load_tensors,
     restore_adapters,
     write_rng,
 )
 from .config import DistillConfig
+from .deepspeed_engine import load_engine
 from .draft import Draft, choose_kept_tokens, load_draft, prepare_draft, starting_model
 from .heads import check_split
 from .sharded import load_optimizer_state
@@ -52,8 +54,9 @@ def start_draft(
 
 def restore_training(accelerator: Accelerator, optimizer: Any, checkpoint: Path) -> None:
     """Give a prepared optimizer, and this process's generators, the states of the checkpoint."""
-    optimizer_state, rng_states = load_tensors(checkpoint)
-    load_optimizer_state(optimizer, optimizer_state)
+    if not load_engine(accelerator, checkpoint):
+        load_optimizer_state(optimizer, load_tensors(checkpoint)[0])
+    rng_states = load_rng(checkpoint)
     if accelerator.process_index < len(rng_states):
         write_rng(rng_states[accelerator.process_index], accelerator.device)
 
