@@ -101,7 +101,10 @@ def test_two_processes_give_the_curve_and_the_weights_of_one(tmp_path: Path) -> 
     ddp, fsdp = (
         {**base, "micro_rows": 2, "output": str(tmp_path / name)} for name in ("ddp", "fsdp")
     )
-    launch_two(tmp_path, [(False, ddp), (True, fsdp)])
+    # One prompt alone: a process that decodes it, and one that has none, do not wait for each other.
+    lone = {**fsdp, "output": str(tmp_path / "lone"), "eval_prompts": 1, "steps": 1}
+    launch_two(tmp_path, [(False, ddp), (True, fsdp), (True, lone)])
+    assert "eval/tau" in metrics(tmp_path / "lone")[-1]
     folders = [tmp_path / name for name in ("one", "ddp", "fsdp")]
     states = [AutoModelForCausalLM.from_pretrained(f / "latest").state_dict() for f in folders]
     optimizers = [load_tensors(folder / "latest")[0]["state"] for folder in folders]

@@ -1,6 +1,8 @@
 """How a draft does in the real decode loop on held-out prompts: τ, α as drawn from, acceptance by depth.
 
-α on held-out text says what one token is worth; only the loop says what a round of them is.
+α on held-out text says what one token is worth; only the loop says what a round of them is. Each process
+decodes prompts of its own with a whole copy of the draft (`sharded.plain_model`): the answers are gathered
+when all are there, and none waits for another before.
 """
 
 from __future__ import annotations
