@@ -1,14 +1,17 @@
 """Trackers: W&B never asks, runs end whatever happens, metrics.jsonl is complete."""
 
 import os
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import wandb
+import yaml  # type: ignore[import-untyped]
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
+from wandb.proto.wandb_internal_pb2 import Record
 
 from foredraft.train import DistillConfig, distill
 from foredraft.train.loop import Run
@@ -133,14 +136,19 @@ def test_with_a_key_a_resumed_run_goes_on_in_the_same_wandb_run(
     assert [row["step"] for row in result.curve if "train/loss" in row] == [1, 2, 3, 4]
 
 
-def test_an_attempt_offline_is_a_run_of_its_own_in_one_group(
-    fake: FakeWandb, tmp_path: Path
+def test_offline_too_an_attempt_goes_on_with_the_run_where_sync_can_join_them(
+    fake: FakeWandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B79: offline runs with one id would overwrite each other when they are synced."""
+    """B79: an older W&B ignores `resume`, and of two runs with one id the second would replace the first."""
     run(tmp_path)
     run(tmp_path)
-    assert "id" not in fake.options[1]
-    assert fake.options[0]["group"] == fake.options[1]["group"]
+    record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    for options in fake.options:
+        assert (options["id"], options["resume"]) == (record["id"], "allow")
+    monkeypatch.setattr(wandb, "__version__", "0.30.2")
+    run(tmp_path)
+    assert "id" not in fake.options[2]
+    assert fake.options[2]["group"] == record["id"]
 
 
 def test_the_users_own_wandb_mode_is_kept(
@@ -221,10 +229,32 @@ def test_a_tracker_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         run(tmp_path, report_to="nonsense")
 
 
+def run_record(path: Path) -> Any:
+    """Return what a .wandb file says of its run: records in blocks of 32 KiB, behind a header of 7 bytes."""
+    data, place, record = path.read_bytes(), 7, b""
+    while True:
+        if place % 32768 > 32768 - 7:
+            place += -place % 32768
+        _, size, kind = struct.unpack("<IHB", data[place : place + 7])
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found = Record.FromString(record)
+            if found.WhichOneof("record_type") == "run":
+                return found.run
+            record = b""
+
+
 def test_wandb_itself_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real package, without key, network and keyboard."""
+    """B79: the real package, without key, network and keyboard; twice, in folders that are one run's."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run(tmp_path)
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    run(tmp_path)
+    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    assert len({file.parent for file in files}) == 2
+    record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    for file in files:
+        told = run_record(file)
+        assert (told.run_id, told.resume) == (record["id"], True)  # what `wandb sync` joins

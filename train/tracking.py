@@ -23,6 +23,10 @@ from .in_loop import TAU
 
 FILE = "metrics.jsonl"
 ALPHA = "eval/T1/alpha_tf"  # what picks the best checkpoint
+RESUMES_OFFLINE = (
+    0,
+    31,
+)  # W&B, from which `sync` joins an offline run's attempts (wandb/wandb#12110)
 
 
 class MetricLog:
@@ -74,7 +78,11 @@ def read_metrics(output: Path, *, until: int) -> list[dict[str, Any]]:
 
 
 def start_tracker(accelerator: Accelerator, config: DistillConfig, record: dict[str, Any]) -> None:
-    """Start the tracker that the config names; W&B never asks for a key and never waits for one."""
+    """Start the tracker that the config names; W&B never asks for a key and never waits for one.
+
+    Its run has the id in run.yaml, so that an attempt goes on with the run of those before it. Steps made
+    again since the last checkpoint it drops: they were the same.
+    """
     if config.report_to == "none":
         return
     options = {}
@@ -82,7 +90,8 @@ def start_tracker(accelerator: Accelerator, config: DistillConfig, record: dict[
         options["wandb"] = _wandb_options(config, record["id"])
         if options["wandb"]["mode"] == "offline":
             accelerator.print(
-                f"no W&B key: metrics go to {config.output}/wandb; `wandb sync` uploads them"
+                f"no W&B key: metrics go to {config.output}/wandb; "
+                f"`wandb sync {config.output}/wandb` uploads them, attempts of a run as one"
             )
     plain = {**record["config"], **record["sources"]}
     hyperparameters = {
@@ -108,11 +117,12 @@ def _wandb_options(config: DistillConfig, run_id: str) -> dict[str, Any]:
     }
     if os.environ.get("WANDB_SWEEP_ID"):
         return options  # its agent says which run this is
-    if (
-        mode == "online"
-    ):  # an offline run cannot be taken up: each attempt is one of its own, in one group
+    version = tuple(map(int, wandb.__version__.split(".")[:2]))
+    if mode == "online" or (mode == "offline" and version >= RESUMES_OFFLINE):
         return options | {"id": run_id, "resume": "allow"}
-    return options | {"group": run_id}
+    return options | {
+        "group": run_id
+    }  # each attempt a run of its own: of one id, the last would be left
 
 
 def _has_wandb_key() -> bool:
