@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml  # type: ignore[import-untyped]
 
 from foredraft.train import DistillConfig, DistillResult, distill
 from foredraft.train.__main__ import main
@@ -149,25 +148,3 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     thread.join()
     assert numbers == [0]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_run_older_than_a_field_resumes_with_its_default(tmp_path: Path) -> None:
-    """A run begun before jsd_beta, skew and lk_eta could not be resumed; changed ones are still refused."""
-    target = tiny_llama()
-    base = fields(tmp_path, target)
-    run(base, target, steps=1)
-    path = Path(base["output"]) / "run.yaml"
-    record = yaml.safe_load(path.read_text())
-    for name in ("jsd_beta", "skew", "lk_eta", "save_every"):
-        del record["config"][name]
-    path.write_text(yaml.safe_dump(record))
-    with pytest.raises(ValueError, match=r"^lk_eta is 1.0, but the run in .* has 3.0: give the "):
-        run(base, target, steps=1, lk_eta=1.0)
-    assert run(base, target, steps=1).curve[-1]["step"] == 1
-    record = yaml.safe_load(path.read_text())
-    assert record["config"]["skew"] == 0.1
-    assert len(record["attempts"]) == 2
-    record["config"]["gone"] = 7  # a field that this version does not have
-    path.write_text(yaml.safe_dump(record))
-    with pytest.raises(ValueError, match=r"^gone is None, but the run in .* has 7"):
-        run(base, target, steps=1)

@@ -131,8 +131,16 @@ def tidy(output: Path, state: TrainerState, *, keep: int) -> None:
 
 
 def load_state(folder: Path) -> TrainerState:
-    """Return where the run stood when the checkpoint was written."""
-    return TrainerState(**json.loads((folder / STATE_FOLDER / "state.json").read_text()))
+    """Return where the run stood when the checkpoint was written.
+
+    Raises:
+        ValueError: if another version of foredraft wrote something that this one does not know.
+    """
+    path = folder / STATE_FOLDER / "state.json"
+    try:
+        return TrainerState(**json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a state of this version: {error}") from error
 
 
 def load_tensors(folder: Path) -> tuple[dict[str, Any], list[list[torch.Tensor]]]:

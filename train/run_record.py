@@ -43,17 +43,10 @@ def open_record(
         return {"id": uuid.uuid4().hex[:8], **wanted, "attempts": [attempt]}
     if not path.is_file():
         raise ValueError(f"output: {config.output} holds checkpoints, but no {FILE} says of what")
-    record: dict[str, Any] = yaml.safe_load(path.read_text())
+    record = _read(path)
     defaults = _plain(DistillConfig(target=config.target, corpus=config.corpus))
-    recorded = {"config": defaults | record["config"], "sources": record["sources"]}
-    for part in wanted:
-        for name in recorded[part] | wanted[part]:  # in order
-            before, now = recorded[part].get(name), wanted[part].get(name)
-            if before != now and not (part == "config" and name in OUTPUT_NEUTRAL):
-                raise ValueError(
-                    f"{name} is {now!r}, but the run in {config.output} has {before!r}: "
-                    "give the same to resume it, or another output"
-                )
+    _check_same(config, "config", defaults | record["config"], wanted["config"])
+    _check_same(config, "sources", record["sources"], wanted["sources"])
     return {**record, **wanted, "attempts": [*record["attempts"], attempt]}
 
 
@@ -62,6 +55,39 @@ def write_record(config: DistillConfig, record: dict[str, Any]) -> None:
     text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
     with replacing(Path(config.output) / FILE) as part:
         part.write_text(text)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    record = yaml.safe_load(path.read_text())
+    parts = {"id": str, "config": dict, "sources": dict, "attempts": list}
+    for name, kind in parts.items():
+        if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+            raise ValueError(f"{path}: not the record of a run, it has no {name}")
+    return dict(record)
+
+
+def _check_same(
+    config: DistillConfig, part: str, recorded: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """Raise at the first of the recorded values, in order, that is not what is wanted."""
+    for name in recorded | wanted:
+        if part == "config" and name in OUTPUT_NEUTRAL:
+            continue
+        if name not in wanted:
+            raise ValueError(
+                f"{name} = {recorded[name]!r} is in the {part} of the run in {config.output}, but unknown to "
+                "this version of foredraft: resume it with the one that began it, or give another output"
+            )
+        if name not in recorded:
+            raise ValueError(
+                f"{name} is {wanted[name]!r}, but the run in {config.output} is older than that and does not "
+                "say what it had: resume it with the version that began it, or give another output"
+            )
+        if recorded[name] != wanted[name]:
+            raise ValueError(
+                f"{name} is {wanted[name]!r}, but the run in {config.output} has {recorded[name]!r}: "
+                "give the same to resume it, or another output"
+            )
 
 
 def _plain(config: DistillConfig) -> dict[str, Any]:
