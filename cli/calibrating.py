@@ -6,6 +6,7 @@ from ..spec import load_causal_lm, load_tokenizer, pack_linears, settle_cpu, tar
 from ..train.calibrating import calibrate_folder
 from ..train.evaluation import CACHE_GB
 from ..train.held_out import load_held_out
+from ..train.own_weights import check_own_weights
 from ..train.teacher import Teacher
 from .config import CalibrateCommand
 from .packaged import resolve_target
@@ -13,6 +14,7 @@ from .packaged import resolve_target
 
 def run_calibrate(config: CalibrateCommand) -> None:
     """`foredraft calibrate`: write them into the draft's `foredraft.json` and print them."""
+    check_own_weights(config.draft)  # before anything is loaded
     settle_cpu()
     name = resolve_target(config.target)
     target = load_causal_lm(name, device=config.device, dtype=config.dtype)

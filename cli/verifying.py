@@ -8,6 +8,7 @@ from rich.text import Text
 from ..data import load_prompts
 from ..spec import load_causal_lm, load_tokenizer, pack_linears, settle_cpu
 from ..train import Check, verify_draft
+from ..train.own_weights import check_own_weights
 from .comparing import interleave_domains
 from .config import VerifyCommand
 from .packaged import resolve_target
@@ -17,6 +18,7 @@ _WORDS = {True: ("pass", "green"), False: ("FAIL", "bold red"), None: ("note", "
 
 def run_verify(config: VerifyCommand) -> int:
     """`foredraft verify`: print the checks and return 1 where one failed, else 0."""
+    check_own_weights(config.draft)  # before anything is loaded
     settle_cpu()
     name = resolve_target(config.target)
     prompts = load_prompts(

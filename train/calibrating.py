@@ -17,6 +17,7 @@ from ..spec import DraftInfo, cut_head, load_causal_lm, load_kept_tokens
 from .batches import Example, micro_batches
 from .evaluation import columns_of
 from .heads import LogitHead, divided, eval_mode, head_of
+from .own_weights import check_own_weights
 from .packing import collate_for, supervised_states
 from .teacher import Teacher
 
@@ -51,8 +52,10 @@ def calibrate_folder(
         temperatures: of requests, above 0; what is greedy does not depend on it.
 
     Raises:
-        ValueError: if the folder has no `foredraft.json`, or there is nothing to judge by.
+        ValueError: if the folder has no `foredraft.json`, is no model of its own, or there is nothing to
+            judge by.
     """
+    check_own_weights(folder)
     info = DraftInfo.load(folder)
     if info is None:
         raise ValueError(f"{folder}: it has no foredraft.json to keep draft temperatures in")

@@ -36,6 +36,7 @@ from .card import ALPHA_HERE, ALPHA_WHOLE, model_card
 from .checkpoint import PENDING, no_progress_bars
 from .evaluation import CACHE_GB, alphas_of
 from .held_out import load_held_out, save_held_out
+from .own_weights import check_own_weights
 from .teacher import Teacher
 
 
@@ -62,9 +63,10 @@ def export_draft(
             draft as our loop cuts it and over its whole vocabulary, and goes into `foredraft.json`.
 
     Raises:
-        ValueError: if `output` is not new, the folder's weights are not what loads from it, or the folder
-            has no held-out rows to measure α on.
+        ValueError: if the draft is no model of its own, `output` is not new, the folder's weights are not
+            what loads from it, or the folder has no held-out rows to measure α on.
     """
+    check_own_weights(folder)
     folder, output = Path(folder), Path(output)
     if output.exists():
         raise ValueError(f"output must be a new folder, {output} exists")

@@ -30,6 +30,7 @@ from .assisted import Greedy, with_foredraft, with_transformers
 from .batches import Example
 from .evaluation import CACHE_GB, alphas_of
 from .held_out import load_held_out
+from .own_weights import check_own_weights
 from .parity_figures import interval, pairs_of, standard_error, surprise
 from .teacher import Teacher
 from .traced import Traced, decode_traced
@@ -107,7 +108,11 @@ def verify_draft(
         gamma: tokens drafted in every round.
         seed: of the sampled answers.
         device, dtype: of the target, and for the draft.
+
+    Raises:
+        ValueError: if the draft is no model of its own: an exit, a name that means no folder.
     """
+    check_own_weights(folder)
     width = target_width(target, tokenizer)
     options = {"device": device, "dtype": dtype}
     try:
