@@ -116,6 +116,23 @@ def make_examples(sizes: Sizes) -> list[Example]:
     return examples
 
 
+def answer_start(example: Example) -> int:
+    """Return where an answer begins: all before it is the prompt, all from it on is supervised.
+
+    TRL's trainers are given these two parts, and cannot be given more.
+
+    Raises:
+        ValueError: if anything else of the row is supervised: the arms would not have the same loss.
+    """
+    start = len(example.tokens) - example.supervised
+    if not torch.equal(example.positions, torch.arange(start - 1, len(example.tokens) - 1)):
+        raise ValueError(
+            f"spans must be the row's last {example.supervised} tokens for TRL's trainers, got "
+            f"{example.spans} of {len(example.tokens)} tokens"
+        )
+    return start
+
+
 def batches_of(examples: list[Example], config: DistillConfig) -> list[list[Example]]:
     """Return the rows of every step, as our trainer takes them."""
     groups = prompt_groups(examples)
@@ -171,7 +188,7 @@ def gkd(job: Job) -> Measured:
     records = [
         {
             "input_ids": one.tokens.tolist(),
-            "completion_mask": [0] * (len(one.tokens) - one.supervised) + [1] * one.supervised,
+            "completion_mask": [0] * answer_start(one) + [1] * one.supervised,
             "prompt": "",  # asked for, and not read where a mask says what the answer is
         }
         for batch in batches
@@ -192,8 +209,8 @@ def distillation(job: Job) -> Measured:
 
         def _generate(self, prompts: list[str]) -> Any:
             chosen = [rows[int(prompt)] for prompt in prompts]
-            starts = [one.tokens[: -one.supervised].tolist() for one in chosen]
-            answers = [one.tokens[-one.supervised :].tolist() for one in chosen]
+            starts = [one.tokens[: answer_start(one)].tolist() for one in chosen]
+            answers = [one.tokens[answer_start(one) :].tolist() for one in chosen]
             return starts, answers, None, None, None
 
         def compute_loss(self, *args: Any, **options: Any) -> Any:

@@ -12,7 +12,8 @@ import torch
 
 import against_trl
 from against_trl import Arm, TrlBenchmark, compare, job_of
-from against_trl_arms import ARMS, Measured, batches_of, make_examples, make_target
+from against_trl_arms import ARMS, Measured, answer_start, batches_of, make_examples, make_target
+from foredraft.train.batches import Example
 from foredraft.train.divergences import forward_kl
 from foredraft.train.draft import first_layers
 
@@ -64,6 +65,19 @@ def test_rates_are_medians_of_an_epochs_tokens_over_its_seconds() -> None:
         "against gkd: 2.00×, 3.00× its tokens/s in each epoch, 0.50 of its peak, "
         "losses at most 1.0e-02 apart"
     )
+
+
+def test_trl_is_given_rows_whose_answer_is_their_end_and_no_others() -> None:
+    """A conversation with two answers, or one that a question follows, has another mask than its last tokens."""
+    tokens = torch.arange(9)
+    assert answer_start(Example(tokens, 4)) == 5
+    assert answer_start(Example(tokens, 4, spans=((5, 9),))) == 5
+    assert answer_start(Example(tokens, 4, spans=((5, 7), (7, 9)))) == 5
+    for spans in (((3, 5), (7, 9)), ((4, 8),)):
+        with pytest.raises(
+            ValueError, match=r"^spans must be the row's last 4 tokens .*, got .* of 9"
+        ):
+            answer_start(Example(tokens, 4, spans=spans))
 
 
 def test_bad_fields_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
