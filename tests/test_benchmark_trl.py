@@ -68,7 +68,7 @@ def test_rates_are_medians_of_an_epochs_tokens_over_its_seconds() -> None:
 
 
 def test_trl_is_given_rows_whose_answer_is_their_end_and_no_others() -> None:
-    """A conversation with two answers, or one that a question follows, has another mask than its last tokens."""
+    """A conversation of two answers, or one that a question follows, has another mask than its last tokens."""
     tokens = torch.arange(9)
     assert answer_start(Example(tokens, 4)) == 5
     assert answer_start(Example(tokens, 4, spans=((5, 9),))) == 5
