@@ -10,6 +10,7 @@ import jsonargparse
 
 from ..train.config import DistillConfig
 from ..train.exit_config import ExitConfig
+from ..train.head_config import HeadConfig
 from ..train.stopping import Stopped
 from .bench_config import AdviseCommand, BenchCommand
 from .config import (
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "preview": (PreviewCommand, "preview", "run_preview"),
     "train": (DistillConfig, "commands", "run_train"),
     "train-exit": (ExitConfig, "training_exit", "run_train_exit"),
+    "train-head": (HeadConfig, "training_head", "run_train_head"),
     "fit": (FitCommand, "commands", "run_fit"),
     "compare": (CompareCommand, "commands", "run_compare"),
     "generate": (GenerateCommand, "commands", "run_generate"),

@@ -17,12 +17,15 @@ from .draft_folder import (
 from .drafter import Drafter, ModelDrafter, Proposal
 from .draws import Draws, GeneratorDraws
 from .drop_in import ForedraftGenerate, foredraft_generate
+from .eagle import EagleHead
 from .fingerprint import model_fingerprint, text_hash, tokenizer_hash
 from .generation_config import default_params
+from .head_drafter import HeadDrafter, with_heads
 from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
 from .lookup import PromptLookupDrafter
+from .medusa import MedusaHeads
 from .ngrams import Match
 from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
@@ -53,12 +56,15 @@ __all__ = [
     "DraftInfo",
     "Drafter",
     "Draws",
+    "EagleHead",
     "FixedLookahead",
     "ForedraftGenerate",
     "GeneratorDraws",
+    "HeadDrafter",
     "Laws",
     "LookaheadPolicy",
     "Match",
+    "MedusaHeads",
     "ModelDrafter",
     "OneHot",
     "PackedLinear",
@@ -114,5 +120,6 @@ __all__ = [
     "unpacked",
     "verify",
     "vocabulary_size",
+    "with_heads",
     "with_token_ids",
 ]

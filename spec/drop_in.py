@@ -18,6 +18,7 @@ from .drop_in_call import asked_params, dropped_arguments, refuse_unsupported, u
 from .drop_in_law import CallLaw, call_law
 from .drop_in_result import ResultRow, result_of
 from .exit_folder import find_self_drafter
+from .head_folder import find_head_drafter
 from .load import DTYPES, load_tokenizer
 from .load_parts import draft_model, load_lookahead, load_named
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
@@ -152,6 +153,7 @@ class ForedraftGenerate:
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
         own = find_self_drafter(str(draft), model, width=width)
+        own = own or find_head_drafter(str(draft), model, self._tokenizer, width=width)
         if own is not None:
             return own
         tokenizer = self._tokenizer

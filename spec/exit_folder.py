@@ -8,48 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from .draft_folder import DraftInfo
+from .exit_adapter import ExitAdapter
 from .fingerprint import model_fingerprint
 from .self_draft import SelfDrafter, exit_layer
 
 ADAPTER_FILE = "adapter.safetensors"
-
-
-class ExitAdapter(nn.Module):
-    """x to A·x + b + D·silu(U·x): what the head reads at an exit, made more like what it reads at the end."""
-
-    def __init__(self, size: int, hidden: int = 0) -> None:
-        """Make one that changes nothing.
-
-        Args:
-            size: d, of the states.
-            hidden: rows of U; 0: no such term.
-        """
-        super().__init__()
-        self.linear = nn.Linear(size, size)
-        nn.init.eye_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.up = self.down = None
-        if hidden:
-            self.up = nn.Linear(size, hidden)
-            self.down = nn.Linear(hidden, size, bias=False)
-            nn.init.zeros_(self.down.weight)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return [..., d] of [..., d]."""
-        mapped: torch.Tensor = self.linear(states)
-        if self.up is None or self.down is None:
-            return mapped
-        return mapped + self.down(nn.functional.silu(self.up(states)))  # type: ignore[no-any-return]
-
-    @property
-    def bytes(self) -> int:
-        """Memory of its weights."""
-        return sum(weight.numel() * weight.element_size() for weight in self.parameters())
 
 
 def save_exit(folder: str | Path, adapter: ExitAdapter, info: DraftInfo) -> None:

@@ -12,6 +12,7 @@ from .draft_folder import DraftInfo, cut_head, load_kept_tokens
 from .drafter import Drafter, ModelDrafter
 from .exit_folder import find_self_drafter
 from .fingerprint import model_fingerprint, tokenizer_hash
+from .head_folder import find_head_drafter
 from .load import load_causal_lm, load_tokenizer
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .packed import pack_linears
@@ -70,14 +71,14 @@ def find_drafter(
 ) -> Drafter | None:
     """Return the drafter that is meant: the object itself, or one by name.
 
-    Names are "prompt-lookup", "self:K", and the hub id or folder of a model or of a trained exit; a model with
-    another tokenizer has "cross:" or "shared:" before its own.
+    Names are "prompt-lookup", "self:K", and the hub id or folder of a model, or the folder of a trained exit or
+    of trained heads; a model with another tokenizer has "cross:" or "shared:" before its own.
 
     Args:
         target: the model in use.
 
     Raises:
-        ValueError: see `load_named` and `SelfDrafter`.
+        ValueError: see `load_named`, `SelfDrafter` and `find_head_drafter`.
     """
     if not isinstance(draft, str):
         return draft
@@ -85,6 +86,7 @@ def find_drafter(
         return PromptLookupDrafter()
     width = target_width(target, tokenizer)
     own = find_self_drafter(draft, target, width=width)
+    own = own or find_head_drafter(draft, target, tokenizer, width=width)
     if own is not None:
         return own
     return load_named(draft, tokenizer, width=width, device=device, dtype=dtype)

@@ -20,6 +20,7 @@ from .cache import KVCache
 from .cached import TOLERANCE, CachedModel
 from .draft_temperature import DraftTemperature
 from .drafter import Drafter, ModelDrafter
+from .head_drafter import HeadDrafter
 from .params import check_integer
 from .split import first_part, second_part
 
@@ -241,7 +242,7 @@ def target_for(model: Any, drafter: Drafter | None, *, width: int | None) -> Cac
     Raises:
         ValueError: if the drafter is of another target.
     """
-    if not isinstance(drafter, SelfDrafter):
+    if not isinstance(drafter, SelfDrafter | HeadDrafter):
         return CachedModel(model, width=width)
     if drafter.target.model is not model:
         raise ValueError(f"draft: {drafter!r} was made of another target")

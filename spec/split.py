@@ -7,6 +7,7 @@ other part has run or will run are replaced by ones that hand on what they are g
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +99,21 @@ def second_part(model: Any, layers: int) -> Part:
     gate = Gate(stack[layers - 1], puts=True)
     stack._modules[str(layers - 1)] = gate
     return Part(part, gate)
+
+
+def with_layers(model: Any, layers: Sequence[nn.Module]) -> Any:
+    """Return a model with these layers in place of its own, and all else its own; its config says how many.
+
+    Raises:
+        ValueError: if the model has no list of its layers.
+    """
+    path = layers_path(model)
+    twin = _twin(model, path)
+    parent, _, name = path.rpartition(".")
+    twin.get_submodule(parent)._modules[name] = nn.ModuleList(layers)
+    twin.config = copy.deepcopy(model.config)
+    twin.config.get_text_config().num_hidden_layers = len(layers)
+    return twin
 
 
 def layers_path(model: Any) -> str:

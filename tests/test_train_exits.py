@@ -18,7 +18,8 @@ from foredraft.spec import (
     SpeculativeDecoder,
     foredraft_generate,
 )
-from foredraft.spec.exit_folder import ExitAdapter, load_exit, save_exit
+from foredraft.spec.exit_adapter import ExitAdapter
+from foredraft.spec.exit_folder import load_exit, save_exit
 from foredraft.train import ExitConfig, evaluate_draft, train_exit
 from toy_corpus import corpus_row, write_corpus_folder
 from toys import byte_tokenizer, greedy, tiny_llama

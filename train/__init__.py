@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from .config import DistillConfig
 from .exit_config import ExitConfig
+from .head_config import HeadConfig
 
 if TYPE_CHECKING:
     from .distillation import distill
     from .evaluation import evaluate_draft
     from .exits import ExitResult, train_exit
+    from .head_training import HeadResult, train_heads
     from .parity import Check, verify_draft
     from .result import DistillResult
 
@@ -19,9 +21,12 @@ __all__ = [
     "DistillResult",
     "ExitConfig",
     "ExitResult",
+    "HeadConfig",
+    "HeadResult",
     "distill",
     "evaluate_draft",
     "train_exit",
+    "train_heads",
     "verify_draft",
 ]
 
@@ -29,9 +34,11 @@ _HOMES = {
     "Check": "parity",
     "DistillResult": "result",
     "ExitResult": "exits",
+    "HeadResult": "head_training",
     "distill": "distillation",
     "evaluate_draft": "evaluation",
     "train_exit": "exits",
+    "train_heads": "head_training",
     "verify_draft": "parity",
 }
 

@@ -26,7 +26,8 @@ from ..spec import (
     tokenizer_hash,
 )
 from ..spec.cached import context_length
-from ..spec.exit_folder import ExitAdapter, save_exit
+from ..spec.exit_adapter import ExitAdapter
+from ..spec.exit_folder import save_exit
 from .alignment import BATCH_ROWS, RIDGE
 from .batches import Example, micro_batches
 from .config import DistillConfig
