@@ -33,7 +33,9 @@ class DraftInfo:
     draft_temperatures: tuple[tuple[float, float], ...] = ()  # (temperature, factor): calibrated
     kept_tokens: int | None = None  # rows of a cut head; None where the head is whole
     exit_layer: int | None = None  # layers before a trained exit of the target; None: a whole model
-    heads: str | None = None  # "eagle" or "medusa": heads on the target's states; None: a whole model
+    heads: str | None = (
+        None  # "eagle" or "medusa": heads on the target's states; None: a whole model
+    )
     metrics: dict[str, float] = field(default_factory=dict)  # measured, e.g. "eval/T1/alpha_tf"
     schema: int = SCHEMA
 

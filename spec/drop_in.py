@@ -153,9 +153,11 @@ class ForedraftGenerate:
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
         own = find_self_drafter(str(draft), model, width=width)
-        own = own or find_head_drafter(str(draft), model, self._tokenizer, width=width)
         if own is not None:
             return own
+        heads = find_head_drafter(str(draft), model, self._tokenizer, width=width)
+        if heads is not None:
+            return heads
         tokenizer = self._tokenizer
         if tokenizer is None:
             if not model.name_or_path:

@@ -86,9 +86,11 @@ def find_drafter(
         return PromptLookupDrafter()
     width = target_width(target, tokenizer)
     own = find_self_drafter(draft, target, width=width)
-    own = own or find_head_drafter(draft, target, tokenizer, width=width)
     if own is not None:
         return own
+    heads = find_head_drafter(draft, target, tokenizer, width=width)
+    if heads is not None:
+        return heads
     return load_named(draft, tokenizer, width=width, device=device, dtype=dtype)
 
 

@@ -8,7 +8,7 @@ Source: Medusa, Cai et al. 2024 (arXiv 2401.10774).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,6 +35,11 @@ class MedusaHeads(nn.Module):
         size = int(weight.shape[1])
         self.blocks = nn.ModuleList(ExitAdapter(size, size) for _ in range(count))
         self.to(weight.device, weight.dtype)
+
+    @property
+    def adapters(self) -> list[ExitAdapter]:
+        """The blocks, as what they are."""
+        return cast(list[ExitAdapter], list(self.blocks))
 
     def forward(self, state: torch.Tensor, count: int) -> torch.Tensor:
         """Return what the first `count` blocks make of states [..., d]: [count, ..., d]."""
@@ -73,7 +78,9 @@ class MedusaModel(CachedModel):
         if self._logits is None:
             # The target's state before the last token: of a prompt of one token there is none.
             states = self._target.states
-            state = states[self._length - 2] if self._length > 1 else states.new_zeros(states.shape[1])
+            state = (
+                states[self._length - 2] if self._length > 1 else states.new_zeros(states.shape[1])
+            )
             self._logits = head_logits(self.model, self.model.heads(state, self._gamma))
         depth = end - self._length
         return self._logits[depth : depth + 1, : self.width]  # [1, V]

@@ -26,10 +26,12 @@ RIDGE = 10.0  # added to the diagonal of Σ x xᵀ, as for the start of a draft
 class HeadTrainer(Protocol):
     """Heads in training."""
 
-    heads: EagleHead | MedusaHeads
+    @property
+    def heads(self) -> EagleHead | MedusaHeads:
+        """Their weights."""
 
     def skipped(self, depth: int) -> int:
-        """Return how many of a row's states lie before the first that depth `depth` (from 1) is held against."""
+        """Return how many of a row's states come before the first that `depth` (from 1) is held against."""
 
     def drafted(
         self, examples: Sequence[Example], states: Sequence[torch.Tensor]
@@ -56,7 +58,9 @@ class EagleTrainer:
         """
         obstacle = ragged_obstacle(target)
         if obstacle is not None:
-            raise ValueError(f"kind: an EAGLE head cannot be trained beside this target: {obstacle}")
+            raise ValueError(
+                f"kind: an EAGLE head cannot be trained beside this target: {obstacle}"
+            )
         self.heads = EagleHead(target)
         self._model = with_heads(target, self.heads)
         self._cache_argument = cache_argument(target)
@@ -153,12 +157,12 @@ class MedusaTrainer:
     ) -> list[torch.Tensor]:
         return [
             block(torch.cat([each[: max(0, len(each) - depth)] for each in states]))
-            for depth, block in enumerate(self.heads.blocks, start=1)
+            for depth, block in enumerate(self.heads.adapters, start=1)
         ]
 
     def align(self, batches: Iterator[tuple[list[Example], list[torch.Tensor]]]) -> None:
         rows = [each for _, states in batches for each in states]
-        for depth, block in enumerate(self.heads.blocks, start=1):
+        for depth, block in enumerate(self.heads.adapters, start=1):
             _align(
                 block.linear,
                 ((each[:-depth], each[depth:]) for each in rows if len(each) > depth),
@@ -166,9 +170,7 @@ class MedusaTrainer:
 
 
 @torch.no_grad()
-def _align(
-    linear: torch.nn.Linear, pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]
-) -> None:
+def _align(linear: torch.nn.Linear, pairs: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Set a linear layer to the ridge regression over pairs (input [n, i], output [n, o]), in float64."""
     outputs, inputs = linear.weight.shape
     gram = RIDGE * torch.eye(inputs + 1, dtype=torch.float64)

@@ -93,8 +93,11 @@ def train_heads(
         target, width=width, cache_gb=CACHE_GB, saved=saved_states(shared, fingerprint)
     )
     teacher.check(train[0])
-    make = EagleTrainer if config.kind == "eagle" else MedusaTrainer
-    trainer: HeadTrainer = make(target, config.depth)
+    trainer: HeadTrainer
+    if config.kind == "eagle":
+        trainer = EagleTrainer(target, config.depth)
+    else:
+        trainer = MedusaTrainer(target, config.depth)
     kept = choose_kept_tokens(shared, teacher, tokenizer, target, train)
     judge = Judge(teacher, trainer, kept, loss_for(shared))
     trainer.align(_batches(teacher, train[:ALIGN_ROWS], config.batch_rows))
@@ -149,7 +152,9 @@ class Judge:
             variance: of the target's states about their mean, a dimension's on average.
         """
         states = [self.teacher.hidden([example]) for example in examples]
-        sums = [self._log_sums(example, each) for example, each in zip(examples, states, strict=True)]
+        sums = [
+            self._log_sums(example, each) for example, each in zip(examples, states, strict=True)
+        ]
         found = []
         for depth, ours in enumerate(self.trainer.drafted(examples, states), start=1):
             skipped = self.trainer.skipped(depth)
@@ -178,7 +183,7 @@ class Judge:
         for part in _parts(examples, batch_rows):
             totals.append(torch.stack([_sum_and_count(each) for each in self.acceptance(part)]))
         total = torch.stack(totals).sum(0)  # [depths, 2]
-        return (total[:, 0] / total[:, 1].clamp(min=1)).tolist()  # type: ignore[no-any-return]
+        return (total[:, 0] / total[:, 1].clamp(min=1)).tolist()
 
     @torch.no_grad()
     def acceptance(self, examples: Sequence[Example]) -> list[torch.Tensor]:
