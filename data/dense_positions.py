@@ -17,6 +17,7 @@ from ..spec import (
     CachedModel,
     FixedLookahead,
     GeneratorDraws,
+    HeadDrafter,
     ModelDrafter,
     SamplingParams,
     TokenLaw,
@@ -125,6 +126,8 @@ def one_by_one(drafter: ModelDrafter, text: WrittenText, gamma_max: int) -> list
     policy = _Looks(gamma_max)
     params = SamplingParams(temperature=0.0)
     drafter.reset(text.end)
+    if isinstance(drafter, HeadDrafter):
+        drafter.begin(len(text.prompt) - 1)  # the target has read the text as well
     chains = []
     for position in range(text.length):
         tokens = text.sequence[: len(text.prompt) + position]

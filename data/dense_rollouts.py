@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..spec import ModelDrafter, full_attention
+from ..spec import HeadDrafter, ModelDrafter, full_attention
 from ..spec.batch_masks import mask_bias, ragged_obstacle
 from ..spec.cached import cache_argument
 from ..spec.searches import best_tokens
@@ -22,7 +22,8 @@ from .dense_positions import Chain, WrittenText, one_by_one
 def draft_chains(drafter: ModelDrafter, text: WrittenText, gamma_max: int) -> list[Chain]:
     """Return the chain of each position: together where the draft's attention allows, else one by one."""
     model = drafter.cached.model
-    if not full_attention(model) or ragged_obstacle(model) is not None:
+    own = isinstance(drafter, HeadDrafter)  # goes on from other states at each depth
+    if own or not full_attention(model) or ragged_obstacle(model) is not None:
         return one_by_one(drafter, text, gamma_max)
     return together(drafter, text, gamma_max)
 

@@ -11,11 +11,14 @@ import torch
 
 from families import (
     FAMILIES,
+    VOCABULARY,
     RandomLookahead,
     build,
     random_prompts,
     transformers_greedy,
 )
+from foredraft.data.dense_positions import read_text
+from foredraft.data.dense_rollouts import draft_chains
 from foredraft.spec import (
     BatchDecoder,
     CachedModel,
@@ -245,3 +248,29 @@ def test_heads_of_another_target_are_refused() -> None:
     drafter = eagle(tiny_llama())
     with pytest.raises(ValueError, match=r"HeadDrafter\(eagle\) was made of another target"):
         SpeculativeDecoder(tiny_llama(), None, drafter)
+
+
+@pytest.mark.parametrize("make", [eagle, medusa])
+def test_dense_chains_are_what_the_loop_drafts(make: Make) -> None:
+    model = build("llama", num_hidden_layers=1)
+    drafter = make(model)
+    if make is eagle:
+        drafter = drafter_of(model, shaken(EagleHead(model), 0.1))
+    decoder = SpeculativeDecoder(model, None, drafter, FixedLookahead(2))
+    [prompt] = random_prompts(6)
+    [output] = decoder.generate([prompt], greedy(max_tokens=30))
+    text = read_text(
+        decoder.target, prompt, output.token_ids, gamma_max=2, max_tokens=30, ended=False
+    )
+    chains = draft_chains(drafter, text, 2)
+    position = accepted = 0
+    while position < 30:
+        right = 0
+        for token in chains[position].tokens:
+            if token != text.tokens[position + right]:
+                break
+            right += 1
+        accepted += right
+        position += right + 1
+    assert accepted == output.stats.accepted > 0
+    assert output.stats.accepted < output.stats.drafted
