@@ -83,8 +83,9 @@ class SpeculativeDecoder:
         Args:
             target: hub id or folder of a causal LM.
             draft: hub id or folder of a causal LM with the same tokenizer, such as foredraft.train
-                makes; "prompt-lookup"; "self:K", the target's own first K layers; "cross:" or "shared:"
-                before a model with another tokenizer; or any Drafter; None decodes plainly.
+                makes; the folder of a trained exit or of trained heads; "prompt-lookup"; "self:K", the
+                target's own first K layers; "cross:" or "shared:" before a model with another tokenizer;
+                or any Drafter; None decodes plainly.
             lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4.
 
         Raises:

@@ -5,6 +5,7 @@ Embedding, norm and head are the target's and not in it; of a cut head the map t
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ KINDS = (EAGLE, MEDUSA)
 def save_heads(
     folder: str | Path, heads: Heads, info: DraftInfo, kept: torch.Tensor | None
 ) -> None:
-    """Write heads.
+    """Write heads, their weights at once: a training that is killed leaves whole ones.
 
     Args:
         info: with its `heads` and `kept_tokens`.
@@ -34,7 +35,9 @@ def save_heads(
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     state = {name: each.detach().cpu().contiguous() for name, each in heads.state_dict().items()}
-    save_file(state, Path(folder) / HEADS_FILE)
+    part = Path(folder) / f".{HEADS_FILE}"
+    save_file(state, part)
+    os.replace(part, Path(folder) / HEADS_FILE)
     if kept is not None:
         save_kept_tokens(folder, kept)
     info.save(folder)

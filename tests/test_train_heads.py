@@ -31,8 +31,9 @@ from foredraft.spec.one_hot import dense
 from foredraft.train import HeadConfig, train_heads
 from foredraft.train.batches import Example
 from foredraft.train.divergences import loss_for
+from foredraft.train.head_judging import Judge
 from foredraft.train.head_states import EagleTrainer, HeadTrainer, MedusaTrainer
-from foredraft.train.head_training import Judge, accepted_tokens, last_turn
+from foredraft.train.head_training import accepted_tokens, last_turn
 from foredraft.train.heads import hidden_states
 from foredraft.train.teacher import Teacher
 from test_spec_heads import shaken
