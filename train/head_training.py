@@ -193,7 +193,8 @@ class _Fit:
             self.seconds = time.perf_counter() - begun
             if self.steps % config.eval_every == 0 and self.steps < config.steps:
                 self._measure()
-        self._measure()
+        if self.steps:
+            self._measure()
         self.seconds = time.perf_counter() - begun
 
     def _measure(self) -> None:
