@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -31,25 +31,18 @@ class DecisionCost:
     decisions: int
 
 
-@dataclass(slots=True)
 class Clocked:
     """A policy whose calls are clocked."""
 
-    policy: LookaheadPolicy
-    decisions: list[float] = field(default_factory=list)  # seconds, one a depth
-    rounds: list[float] = field(default_factory=list)  # seconds, one a round
-    steps: list[float] = field(default_factory=list)  # seconds of a draft step, decisions left out
-    _round: float = 0.0
-    _deciding: float = 0.0  # seconds of the round's decisions
-    _reads_prompt: bool = True
-
-    @property
-    def gamma_max(self) -> int:
-        return self.policy.gamma_max
-
-    @property
-    def reads_logits(self) -> bool:
-        return self.policy.reads_logits
+    def __init__(self, policy: LookaheadPolicy) -> None:
+        self.policy = policy
+        self.gamma_max, self.reads_logits = policy.gamma_max, policy.reads_logits
+        self.decisions: list[float] = []  # seconds, one a depth
+        self.rounds: list[float] = []  # seconds, one a round
+        self.steps: list[float] = []  # seconds of a draft step, decisions left out
+        self._round = 0.0
+        self._deciding = 0.0  # seconds of the round's decisions
+        self._reads_prompt = True
 
     def begin_request(self, params: SamplingParams) -> None:
         self._reads_prompt = True

@@ -45,7 +45,7 @@ from .piloting import run_pilot
 
 OPTIMIZER_BYTES = 12  # a trained weight's gradient and AdamW's two averages, in float32
 LOGIT_TENSORS = 6  # tensors [chunk, V_draft] that a loss needs at once
-LATENCY = LatencyConfig(repeats=9, max_passes=1)
+LATENCY = LatencyConfig(repeats=9, max_passes=1, contexts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class AdaptiveLookahead:
         self.latency = latency
         self.config = config or AdaptiveConfig()
         self.kinds: Counter[str] = Counter()  # rounds by why they drafted or not
-        self._costs = OnlineCosts(latency.costs(gamma_max))
+        self._costs = self._costs_of_rows(1)
         self._throughput = Throughput(self.config.half_life_rounds)
         self._forecast = LookForecast(predictor.forecast)
         self._hazards = HazardTracker(predictor.hazards_to(gamma_max))
@@ -151,6 +152,7 @@ class AdaptiveLookahead:
         self._rounds += 1
         self._learn_acceptance(outcome)
         reads_prompt = self._prompt_unread and outcome.draft_steps > 0
+        self._costs.move(self._context)  # another row may have moved it
         self._costs.observe(outcome, behind=self._context if reads_prompt else self._behind)
         self._account(outcome, reads_prompt)
         speculated = outcome.draft_steps > 0
@@ -161,10 +163,14 @@ class AdaptiveLookahead:
     def for_rows(self, count: int) -> list[LookaheadPolicy]:
         """Return policies for the rows of a batch that learn costs, price and acceptance together.
 
-        They start from what this one knows and leave it as it is: a batch has other costs. Each has its
-        own request: intercept, history and guard.
+        They start from what this one knows and leave it as it is. A batch has costs and a price of its own:
+        those of the latency table for as many rows. Each row has its own request: intercept, history and
+        guard.
         """
         shared = copy.deepcopy(self)
+        if count > 1:
+            shared._costs = self._costs_of_rows(count)
+            shared._throughput = Throughput(self.config.half_life_rounds)
         rows: list[LookaheadPolicy] = []
         for _ in range(count):
             row = copy.copy(shared)
@@ -232,14 +238,19 @@ class AdaptiveLookahead:
         self._prompt_unread = True  # by the draft; it is read once, whatever a round decides
         self._round = _Round("plain", 0, self._costs.current)
 
+    def _costs_of_rows(self, rows: int) -> OnlineCosts:
+        costs = partial(self.latency.costs, self.gamma_max, rows=rows)
+        return OnlineCosts(costs(), lambda context: costs(context_length=context))
+
     def _choose(self, start: RoundStart) -> _Round:
+        self._context = start.context_length
+        self._costs.move(self._context)
         costs = self._costs.current
         limit = min(self.gamma_max, start.gamma_limit)
         if limit == 0:
             return _Round("plain", 0, costs)
         if self._since_plain >= self.config.refresh_rounds:
             return _Round("refresh", 0, costs)
-        self._context = start.context_length
         behind = self._context if self._prompt_unread else self._behind
         catch_up = self._costs.catch_up(behind)
         # A prompt is read once, however long the answer: what it costs is booked, not a reason to refuse.

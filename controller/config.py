@@ -51,6 +51,12 @@ class LatencyConfig:
 
     context_length: int = 128
     """Tokens in the context while measuring."""
+    contexts: tuple[int, ...] = (512, 1024)
+    """Longer contexts at which the shortest and the longest round are measured, where both models reach."""
+    context_repeats: int = 5
+    """Rounds of each at each of them."""
+    rows: tuple[int, ...] = ()
+    """Batch sizes to measure; others are estimated from the curve of a single row."""
     repeats: int = 7
     """Rounds of each γ in a pass."""
     max_passes: int = 3
@@ -62,6 +68,11 @@ class LatencyConfig:
 
     def __post_init__(self) -> None:
         check_integer("context_length", self.context_length, low=2)
+        for context in self.contexts:
+            check_integer("contexts", context, low=2)
+        for rows in self.rows:
+            check_integer("rows", rows, low=2)
+        check_integer("context_repeats", self.context_repeats, low=1)
         check_integer("repeats", self.repeats, low=1)
         check_integer("max_passes", self.max_passes, low=1)
         check_number("quantile", self.quantile, low=0.0, high=1.0)

@@ -10,6 +10,7 @@ those that are.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,13 +26,23 @@ OVERHEAD_GAIN = 0.05
 BEHIND_MAX = 2  # tokens that a draft step takes in without counting as catching up
 CATCH_UP = 0.03  # draft steps that a token more takes, until it is known better
 CATCH_UP_GAIN = 0.3
+CONTEXT_STEP = 16  # tokens
 
 
 class OnlineCosts:
     """Seconds of the parts of a round, kept up to date."""
 
-    def __init__(self, table: RoundCosts) -> None:
+    def __init__(
+        self, table: RoundCosts, at_context: Callable[[int], RoundCosts] | None = None
+    ) -> None:
+        """Start from a table.
+
+        Args:
+            at_context: the table at a context of so many tokens; None: the same at all.
+        """
         self._table = table
+        self._at_context = at_context
+        self._context: int | None = None  # what the table is of, in steps of CONTEXT_STEP
         parts = 2 + len(table.verify)  # the machine, the draft step, verify of 1, 2, …
         self._state = np.zeros(parts)  # logs
         self._covariance = _variances(parts, SHARED_START, PART_START)
@@ -44,6 +55,13 @@ class OnlineCosts:
     def current(self) -> RoundCosts:
         """The best estimate now."""
         return self._current
+
+    def move(self, context_length: int) -> None:
+        """Let `current` be of a round at so many tokens of context."""
+        context = CONTEXT_STEP * (context_length // CONTEXT_STEP)
+        if self._at_context is not None and context != self._context:
+            self._context, self._table = context, self._at_context(context)
+            self._rebuild()
 
     def catch_up(self, behind: int) -> float:
         """Return what the first draft step takes longer where the draft is `behind` tokens behind."""

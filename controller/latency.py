@@ -2,6 +2,7 @@
 
 Invariant: a table says on which machine it was measured and is refused on another. The verify curve
 keeps its steps, which the controller plans around; only falls within the noise are pooled (steps.py).
+Context and rows of a batch come on top of it (context_costs.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 
 from .config import check_integer
+from .context_costs import NO_SLOPES, BatchCosts, ContextSlopes, estimated_batch
 from .economics import RoundCosts
 
-SCHEMA = 1
+SCHEMA = 2
+FLAT_SCHEMA = 1  # had one context and one row; read as not growing with either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class LatencyTable:
     draft: str = ""
     spread: float = 1.0  # median over 10% quantile of the repeats, the median over the cells
     contended: bool = False  # the machine was busy to the last pass: the figures may be high
+    slopes: ContextSlopes = NO_SLOPES  # by the token of context
+    batches: tuple[BatchCosts, ...] = ()  # that were measured
 
     def __post_init__(self) -> None:
         cells = (self.draft_step_seconds, *self.verify_seconds)
@@ -81,14 +86,35 @@ class LatencyTable:
         """c: seconds of a draft step per second of a one-token target step."""
         return self.draft_step_seconds / self.verify_seconds[0]
 
-    def costs(self, gamma_max: int) -> RoundCosts:
-        """Return the costs up to `gamma_max`."""
+    def costs(
+        self, gamma_max: int, *, context_length: int | None = None, rows: int = 1
+    ) -> RoundCosts:
+        """Return the costs up to `gamma_max`.
+
+        Args:
+            context_length: tokens committed; None: as many as while measuring.
+            rows: of a batch; the costs are a row's part then, measured where the table has such a batch,
+                else estimated from the curve of a single row.
+        """
         check_integer("gamma_max", gamma_max, low=1, high=self.gamma_max)
+        check_integer("rows", rows, low=1)
+        draft, verify = self.draft_step_seconds, self.verify_seconds
+        overhead = self.overhead_seconds
+        if rows > 1:
+            measured = (each for each in self.batches if each.rows == rows)
+            batch = next(measured, None) or estimated_batch(rows, draft, verify, overhead)
+            draft, verify = batch.draft_step_seconds, batch.verify_seconds
+            overhead = batch.overhead_seconds
+        more = 0 if context_length is None else context_length - self.context_length
+        slopes = self.slopes.verify(len(verify))
         return RoundCosts(
-            draft_step=self.draft_step_seconds,
-            verify=self.verify_seconds[: gamma_max + 1],
-            plain_overhead=self.overhead_seconds,
-            round_overhead=self.overhead_seconds,
+            draft_step=_grown(draft, self.slopes.draft, more),
+            verify=tuple(
+                _grown(seconds, slope, more)
+                for seconds, slope in zip(verify[: gamma_max + 1], slopes, strict=False)
+            ),
+            plain_overhead=overhead,
+            round_overhead=overhead,
         )
 
     def save(self, path: str | Path) -> None:
@@ -116,10 +142,16 @@ class LatencyTable:
         """
         try:
             content: dict[str, Any] = json.loads(Path(path).read_text())
-            if content.pop("schema", None) != SCHEMA:
-                raise ValueError(f"schema is not {SCHEMA}")
+            schema = content.pop("schema", None)
+            if schema not in (FLAT_SCHEMA, SCHEMA):
+                raise ValueError(
+                    f"schema is {schema!r}, this version reads {FLAT_SCHEMA} and {SCHEMA}; measure again"
+                )
             content["machine"] = MachineFingerprint(**content["machine"])
             content["verify_seconds"] = tuple(content["verify_seconds"])
+            if schema == SCHEMA:
+                content["slopes"] = ContextSlopes(**content["slopes"])
+                content["batches"] = tuple(map(_batch, content["batches"]))
             table = cls(**content)
             table._check(machine or MachineFingerprint.here(table.device), target, draft)
         except (OSError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -135,6 +167,15 @@ class LatencyTable:
                     f"measured with {name} = {measured[name]!r}, but here it is {value!r}; "
                     "measure again"
                 )
+
+
+def _grown(seconds: float, slope: float, tokens: int) -> float:
+    """Return the seconds at so many tokens more of context; at fewer, at least half of what was measured."""
+    return max(0.5 * seconds, seconds + slope * tokens)
+
+
+def _batch(content: dict[str, Any]) -> BatchCosts:
+    return BatchCosts(**(content | {"verify_seconds": tuple(content["verify_seconds"])}))
 
 
 def _processor() -> str:

@@ -1,4 +1,5 @@
-"""Measures the latency table: whole rounds of the real loop, every γ in turn, at one context."""
+"""Measures the latency table: whole rounds of the real loop, every γ in turn at one context, the shortest
+and the longest at others."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from ..spec import (
     decode_round,
 )
 from .config import LatencyConfig, check_integer
+from .context_costs import ContextSlopes, fit_slope
 from .latency import LatencyTable, MachineFingerprint
+from .measuring_rows import measure_rows, parts_of
 from .steps import without_noise
 
 RunRound = Callable[[int], RoundOutcome]  # γ -> a round that drafts γ tokens
@@ -38,7 +41,8 @@ def measure_latency(
 
     Rounds of the real loop are timed, since isolated forwards leave out what comes with them. Each
     γ is run in turn, so that a busy spell hits all of them; the first turn is thrown away. The verify
-    curve keeps its steps; falls that the repeats do not tell from noise are pooled.
+    curve keeps its steps; falls that the repeats do not tell from noise are pooled. What a token more of
+    context takes is fitted to a few rounds at longer contexts.
 
     Args:
         prompt: token ids that fill the context, repeated as needed.
@@ -66,7 +70,42 @@ def measure_latency(
         draft=draft,
         spread=spread,
         contended=spread > config.max_spread,
+        slopes=_slopes(decoder, gamma_max, prompt, config, low),
+        batches=tuple(
+            measure_rows(decoder, gamma_max, rows, prompt=prompt, config=config)
+            for rows in config.rows
+        ),
     )
+
+
+def _slopes(
+    decoder: SpeculativeDecoder,
+    gamma_max: int,
+    prompt: Sequence[int],
+    config: LatencyConfig,
+    low: dict[str, float],
+) -> ContextSlopes:
+    """Return what a token of context takes; zeros where no longer context fits both models.
+
+    Args:
+        low: seconds of each part at `config.context_length`.
+    """
+    parts = ("draft", "verify 1", f"verify {gamma_max + 1}")
+    contexts, seconds = [config.context_length], [[low[part] for part in parts]]
+    for context in sorted(set(config.contexts)):
+        if config.context_length < context <= _room(decoder) - gamma_max - 1:
+            run = _rounds_of(decoder, gamma_max, prompt, context)
+            cells = _cells(run, (0, gamma_max), config.context_repeats)
+            contexts.append(context)
+            seconds.append([float(np.quantile(cells[part], config.quantile)) for part in parts])
+    draft, one, most = (fit_slope(contexts, each) for each in zip(*seconds, strict=True))
+    return ContextSlopes(draft=draft, verify_one=one, verify_most=most)
+
+
+def _room(decoder: SpeculativeDecoder) -> int:
+    """Return the tokens that both models hold."""
+    assert isinstance(decoder.drafter, ModelDrafter)
+    return min(decoder.target.context, decoder.drafter.context + 1)
 
 
 def _rounds_of(
@@ -77,7 +116,7 @@ def _rounds_of(
     if not isinstance(drafter, ModelDrafter):
         raise ValueError("decoder must have a draft model to measure, got none")
     capacity = context_length + gamma_max + 1
-    room = min(target.context, drafter.context + 1)
+    room = _room(decoder)
     if capacity > room:
         raise ValueError(
             f"context_length + gamma_max must be at most {room - 1}, what both models hold, "
@@ -111,15 +150,12 @@ def _measure(
     run: RunRound, gamma_max: int, config: LatencyConfig
 ) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of each part, and their spread; more passes while it is contended."""
-    for gamma in range(gamma_max + 1):
-        run(gamma)  # warm-up
     seconds: dict[str, list[float]] = {}
     spread = 1.0
-    for _ in range(config.max_passes):
-        for _ in range(config.repeats):
-            for gamma in range(gamma_max + 1):
-                for part, value in _parts(run(gamma)).items():
-                    seconds.setdefault(part, []).append(value)
+    for number in range(config.max_passes):
+        cells = _cells(run, range(gamma_max + 1), config.repeats, warm_up=number == 0)
+        for part, values in cells.items():
+            seconds.setdefault(part, []).extend(values)
         spread = median(
             float(np.quantile(cell, 0.5) / np.quantile(cell, 0.1))
             for part, cell in seconds.items()
@@ -130,11 +166,15 @@ def _measure(
     return seconds, spread
 
 
-def _parts(outcome: RoundOutcome) -> dict[str, float]:
-    """Return the seconds of a round's parts."""
-    parts = {f"verify {outcome.drafted + 1}": outcome.verify_seconds}
-    rest = outcome.round_seconds - outcome.verify_seconds
-    if outcome.draft_steps:
-        parts["draft"] = outcome.draft_seconds / outcome.draft_steps
-        rest -= outcome.draft_seconds
-    return parts | {"overhead": rest}
+def _cells(
+    run: RunRound, gammas: Sequence[int], repeats: int, *, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Return the seconds of each part of rounds of each γ in turn; a first turn is thrown away."""
+    seconds: dict[str, list[float]] = {}
+    for gamma in gammas if warm_up else ():
+        run(gamma)
+    for _ in range(repeats):
+        for gamma in gammas:
+            for part, value in parts_of(run(gamma)).items():
+                seconds.setdefault(part, []).append(value)
+    return seconds

@@ -126,8 +126,8 @@ def test_ratios_are_of_seconds_per_token_and_the_best_fixed_gamma_is_of_each_dom
     assert total.adaptive_over["γ = 2"].value == pytest.approx(2.6 / 1.8)
     assert total.adaptive_over["peer"].value == pytest.approx(2.5 / 1.8)
     assert domains["b"].adaptive_over["γ = 2"].value == pytest.approx(1.0)
-    low, high = total.adaptive_over["peer"].low, total.adaptive_over["peer"].high
-    assert (low, high) == (pytest.approx(1.25), pytest.approx(1.5)), "one prompt or the other alone"
+    assert total.adaptive_over["peer"].low == pytest.approx(1.25), "the one prompt alone"
+    assert total.adaptive_over["peer"].high == pytest.approx(1.5), "the other alone"
     ours = total.arms[-1]
     assert ours.speedup.value == pytest.approx(4.0 / 1.8)
     assert (ours.equal, ours.outputs) == (4, 6)
