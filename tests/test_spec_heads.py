@@ -11,7 +11,6 @@ import torch
 
 from families import (
     FAMILIES,
-    VOCABULARY,
     RandomLookahead,
     build,
     random_prompts,

@@ -1,4 +1,4 @@
-"""Heads: α in training is α in the loop, training pays, no target body runs, a folder is bound to its target."""
+"""Heads: α in training is α in the loop, training pays and runs no target body, a folder knows its target."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_spec_heads import shaken
 
 from foredraft.cli.machine import describe_draft
 from foredraft.cli.main import main
@@ -36,7 +37,6 @@ from foredraft.train.head_states import EagleTrainer, HeadTrainer, MedusaTrainer
 from foredraft.train.head_training import accepted_tokens, last_turn
 from foredraft.train.heads import hidden_states
 from foredraft.train.teacher import Teacher
-from test_spec_heads import shaken
 from toy_corpus import corpus_row, write_corpus_folder
 from toys import byte_tokenizer, greedy, tiny_llama
 
@@ -262,4 +262,4 @@ def test_bad_settings_are_named() -> None:
         ({"loss": "no"}, "loss"),
     ):
         with pytest.raises(ValueError, match=message):
-            HeadConfig(**({"target": "t", "corpus": "c"} | settings))  # type: ignore[arg-type]
+            HeadConfig(**({"target": "t", "corpus": "c"} | settings))

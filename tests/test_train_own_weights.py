@@ -8,7 +8,8 @@ import pytest
 
 from foredraft.cli.main import main
 from foredraft.spec import DraftInfo
-from foredraft.spec.exit_folder import ExitAdapter, save_exit
+from foredraft.spec.exit_adapter import ExitAdapter
+from foredraft.spec.exit_folder import save_exit
 from foredraft.train.own_weights import check_own_weights
 
 
@@ -53,3 +54,10 @@ def test_a_model_is_taken(tmp_path: Path) -> None:
     check_own_weights(tmp_path)
     DraftInfo(target="a", target_fingerprint="f", tokenizer_hash="h").save(tmp_path)
     check_own_weights(tmp_path)
+
+
+def test_heads_are_refused_too(tmp_path: Path) -> None:
+    info = DraftInfo(target="a", target_fingerprint="f", tokenizer_hash="h", heads="eagle")
+    info.save(tmp_path)
+    with pytest.raises(ValueError, match=r"heads \(eagle\) on the target's states"):
+        check_own_weights(tmp_path)

@@ -19,11 +19,15 @@ def check_own_weights(draft: str | Path) -> None:
     """
     name = str(draft)
     layer = exit_layer(name)
+    heads = None
     if layer is None and not name.startswith((CROSS, SHARED)):
         info = DraftInfo.load(name)
-        layer = None if info is None else info.exit_layer
+        if info is not None:
+            layer, heads = info.exit_layer, info.heads
     if layer is not None:
         is_ = f"an exit after {layer} of the target's layers, which drafts with the target's own weights"
+    elif heads is not None:
+        is_ = f"heads ({heads}) on the target's states, which draft with the target's own head"
     elif name.startswith((CROSS, SHARED)):
         is_ = "a draft of another tokenizer, whose α is not defined token by token"
     elif name == PROMPT_LOOKUP:
