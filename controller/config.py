@@ -18,9 +18,9 @@ class AdaptiveConfig:
 
     half_life_rounds: float = 200.0
     """Rounds after which an observation of the throughput weighs half."""
-    slowdown_tolerance: float = 0.005
+    slowdown_tolerance: float = 0.0025
     """ε: speculation may take (1 + ε) times what plain decoding would have taken …"""
-    slowdown_budget: float = 1.5
+    slowdown_budget: float = 2.0
     """… and this many plain steps more …"""
     slowdown_credit: float = 2.0
     """… and as many as earlier rounds saved, but no more than this …"""

@@ -74,14 +74,14 @@ def play(guard: SlowdownGuard, *, accept: float, claim: float, seed: int) -> tup
 
 
 def test_luck_alone_does_not_end_speculation() -> None:
-    """A draft that gains 6 % a round, σ = 0.57. In 100 runs of 400 rounds, fewer than 1 round in 50 is refused,
-    and without an allowance for luck more than 1 in 10: the allowance is what does it."""
+    """A draft that gains 6 % a round, σ = 0.57. In 100 runs of 400 rounds, fewer than 1 round in 12 is refused,
+    and without an allowance for luck more than 1 in 6: the allowance is what does it."""
     with_luck = [play(guard_of(), accept=0.24, claim=0.24, seed=seed)[1] for seed in range(100)]
     without = [
         play(guard_of(deviations=0.0), accept=0.24, claim=0.24, seed=seed)[1] for seed in range(100)
     ]
-    assert sum(with_luck) < 100 * 400 / 50
-    assert sum(without) > 100 * 400 / 10
+    assert sum(with_luck) < 100 * 400 / 12
+    assert sum(without) > 100 * 400 / 6
 
 
 @pytest.mark.parametrize("accept", [0.0, 0.05, 0.1])
@@ -140,6 +140,21 @@ def test_what_was_lost_is_owed_until_the_tolerance_has_paid_it() -> None:
     for _ in range(500):
         guard.observe_plain()
     assert guard.room(1.0) == pytest.approx(fresh), "the tolerance pays debts, and saves nothing up"
+
+
+def test_a_draft_that_was_never_right_is_forgiven_next_to_nothing() -> None:
+    """It is believed in: 0.3 tokens a round, at 0.25. What is lost is B₀ and little more."""
+    guard = guard_of(credit_max=0.0)
+    told = {"expected": 1.3, "variance": 0.27}
+    lost = 0.0
+    while guard.room(1.0) >= 1.25:
+        observe(guard, 1.25, 1, **told)
+        lost += 0.25
+    assert 2.0 <= lost < 3.5
+    unlucky = guard_of(credit_max=0.0)
+    for round_ in range(20):
+        observe(unlucky, 1.25, 1 + (round_ % 8 == 0), **told)
+    assert unlucky.room(1.0) >= 1.25, "3 of 20 where 6 were said: unlucky, not yet wrong"
 
 
 def test_the_moments_of_a_round_are_those_of_its_law() -> None:
