@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .fallback import load_or_bandit
     from .fitting import FitReport, fit_predictor
     from .latency import LatencyTable, MachineFingerprint
+    from .lookup_lookahead import LookupLookahead
     from .measuring import measure_latency
     from .peers import ConfidenceThreshold, EntropyBound, HeuristicSchedule, SurvivalThreshold
     from .predictor import AcceptancePredictor
@@ -38,6 +39,7 @@ __all__ = [
     "HeuristicSchedule",
     "LatencyConfig",
     "LatencyTable",
+    "LookupLookahead",
     "MachineFingerprint",
     "ReliabilityBin",
     "RoundCosts",
@@ -63,6 +65,7 @@ _HOMES = {
     "fallback": ("load_or_bandit",),
     "fitting": ("FitReport", "fit_predictor"),
     "latency": ("LatencyTable", "MachineFingerprint"),
+    "lookup_lookahead": ("LookupLookahead",),
     "measuring": ("measure_latency",),
     "peers": ("ConfidenceThreshold", "EntropyBound", "HeuristicSchedule", "SurvivalThreshold"),
     "predictor": ("AcceptancePredictor",),

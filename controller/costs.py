@@ -83,7 +83,7 @@ class OnlineCosts:
             rest -= outcome.draft_seconds
             if behind is not None:
                 self._learn_draft(outcome, behind)
-        self._follow_overhead(int(outcome.draft_steps > 0), rest)
+        self._follow_overhead(int(outcome.draft_steps > 0 or outcome.drafted > 0), rest)
         self._rebuild()
 
     def _learn_draft(self, outcome: RoundOutcome, behind: int) -> None:

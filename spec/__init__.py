@@ -5,6 +5,7 @@ from .batch import BatchDecoder
 from .batch_draws import RowByRow, RowsDraws, Together
 from .batch_padding import strip_padding
 from .cached import CachedModel, rope_switch, try_rollback
+from .chain import ChainDrafter
 from .cpu import settle_cpu
 from .cross_tokenizer import CrossTokenizerDrafter
 from .decoder import SpeculativeDecoder
@@ -24,6 +25,7 @@ from .head_drafter import HeadDrafter, with_heads
 from .law import TokenLaw
 from .load import load_causal_lm, load_tokenizer
 from .load_parts import load_drafter, load_lookahead
+from .looks import Look
 from .lookup import PromptLookupDrafter
 from .medusa import MedusaHeads
 from .ngrams import Match
@@ -50,6 +52,7 @@ __all__ = [
     "AsyncTextStream",
     "BatchDecoder",
     "CachedModel",
+    "ChainDrafter",
     "CrossTokenizerDrafter",
     "DecodeStats",
     "Difference",
@@ -62,6 +65,7 @@ __all__ = [
     "GeneratorDraws",
     "HeadDrafter",
     "Laws",
+    "Look",
     "LookaheadPolicy",
     "Match",
     "MedusaHeads",

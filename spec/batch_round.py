@@ -13,6 +13,7 @@ from .batch_cached import CachedRows
 from .batch_drafter import RowsDrafter
 from .batch_draws import RowsDraws
 from .batch_row import Row, blamed_on, check_token, sound
+from .chain import looking_of_row
 from .policy import RoundOutcome
 
 
@@ -43,7 +44,8 @@ def decode_round_of_rows(
     begun = time.perf_counter()
     for row in rows:
         with blamed_on(row):
-            row.begin_round(0 if drafter is None else drafter.context)
+            context = 0 if drafter is None else drafter.context
+            row.begin_round(context, looking_of_row(drafter, row))
     drafting = [row for row in sound(rows) if row.gamma > 0]
     if drafter is not None and drafting:
         drafter.propose(drafting, draws)

@@ -11,6 +11,7 @@ import torch
 
 from .cached import uncovered
 from .law import TokenLaw
+from .looks import Looking
 from .one_hot import Laws, dense
 from .output import RequestOutput, take_round
 from .policy import LookaheadPolicy, RoundOutcome, ask_gamma
@@ -46,13 +47,13 @@ class Row:
         """Return what follows the first `cover` tokens, drafted ones included; the rest is not read."""
         return uncovered(cover, self.tokens, self.drafted)
 
-    def begin_round(self, draft_context: int) -> None:
+    def begin_round(self, draft_context: int, look: Looking | None) -> None:
         """Ask the policy how many to draft: the bonus fits below `end`, the draft below its context."""
         length = len(self.tokens)
         limit = max(0, min(self.end - length - 1, draft_context - length))
         self.drafted, self.draft_laws = [], []
         self.draft_steps, self.draft_seconds = 0, 0.0
-        self.gamma = ask_gamma(self.policy, length, limit)
+        self.gamma = ask_gamma(self.policy, length, limit, look)
 
     def draft_probs(self, like: torch.Tensor) -> torch.Tensor:
         """Return q as drawn from, [drafted, V]."""

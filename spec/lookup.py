@@ -18,6 +18,7 @@ from .batch_row import Row, blamed_on
 from .drafter import Proposal
 from .draws import Draws
 from .law import TokenLaw
+from .looks import Look, Looker
 from .ngrams import Match, NgramIndex
 from .one_hot import OneHot
 from .params import check_integer
@@ -60,6 +61,10 @@ class PromptLookupDrafter:
     def reset(self, capacity: int) -> None:
         self._context = _Context(self.max_ngram, self.min_ngram)
 
+    def look(self, tokens: Sequence[int]) -> Look:
+        """Return what is known of the candidates after `tokens`; once a round, where a policy asks."""
+        return self._context.look(tokens)
+
     def propose(
         self,
         tokens: Sequence[int],
@@ -100,6 +105,10 @@ class PromptLookupRowsDrafter:
     def open(self, slot: int) -> None:
         self._contexts[slot] = self._new()
 
+    def look(self, row: Row) -> Look:
+        """Return what is known of the candidates of a row."""
+        return self._contexts[row.slot].look(row.tokens)
+
     def propose(self, rows: Sequence[Row], draws: RowsDraws[Any]) -> None:
         for row in rows:
             begun = time.perf_counter()
@@ -125,7 +134,12 @@ class _Context:
 
     def __init__(self, max_ngram: int, min_ngram: int) -> None:
         self._sizes = max_ngram, min_ngram
-        self._index = NgramIndex(max_ngram, min_ngram)
+        self._start()
+
+    def look(self, tokens: Sequence[int]) -> Look:
+        """Take in what is new and return what it tells of the candidates."""
+        self.read(tokens)
+        return self._looker.look()
 
     def read(self, tokens: Sequence[int]) -> Match | None:
         """Take in what is new of a sequence and return the match of its end."""
@@ -151,4 +165,8 @@ class _Context:
     def roll_back(self, length: int) -> None:
         """Start anew where what was read is taken back; a round never does, it takes back drafted tokens."""
         if length < len(self._index.tokens):
-            self._index = NgramIndex(*self._sizes)
+            self._start()
+
+    def _start(self) -> None:
+        self._index = NgramIndex(*self._sizes)
+        self._looker = Looker(self._index)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+NEVER = 0, 0, 0, 0
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -13,6 +15,7 @@ class Match:
     length: int  # tokens that are the same
     count: int  # earlier occurrences of them
     follows: int  # position of the token after it
+    agreed: int = 0  # occurrences before it, one after the other, that the same token followed
 
 
 class NgramIndex:
@@ -25,8 +28,9 @@ class NgramIndex:
         """Start an empty sequence whose matches are of `min_ngram` to `max_ngram` tokens."""
         self.tokens: list[int] = []
         self._sizes = range(min_ngram, max_ngram + 1)
-        self._seen: dict[tuple[int, ...], tuple[int, int]] = {}  # where it ended, how often
-        self._found = 0, 0, 0  # the fields of the match of the last tokens; of length 0: none
+        # Where it ended last, and before; how many earlier ones agreed with the latter; how often it came.
+        self._seen: dict[tuple[int, ...], tuple[int, int, int, int]] = {}
+        self._found = 0, 0, 0, 0  # the fields of the match of the last tokens; of length 0: none
 
     @property
     def match(self) -> Match | None:
@@ -44,7 +48,7 @@ class NgramIndex:
 
         Where that lies beyond the sequence it is one of `drafted`: what repeats is taken to go on repeating.
         """
-        length, _, follows = self._found
+        length, _, follows, _ = self._found
         assert length, "there is no match to follow"
         at = follows + len(drafted)
         beyond = at - len(self.tokens)
@@ -53,12 +57,14 @@ class NgramIndex:
     def _index_end(self) -> None:
         """Look up every n-gram that ends with the last token, then enter it."""
         end = len(self.tokens)
-        self._found = 0, 0, 0
+        self._found = 0, 0, 0, 0
         for size in self._sizes:
             if size > end:
                 break
             ngram = tuple(self.tokens[-size:])
-            follows, count = self._seen.get(ngram, (0, 0))
+            follows, before, agreed, count = self._seen.get(ngram, NEVER)
             if count:
-                self._found = size, count, follows
-            self._seen[ngram] = end, count + 1
+                same = count > 1 and self.tokens[follows] == self.tokens[before]
+                agreed = agreed + 1 if same else 0  # with what followed the latest
+                self._found = size, count, follows, agreed
+            self._seen[ngram] = end, follows, agreed, count + 1

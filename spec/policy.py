@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from .looks import Looking
 from .one_hot import Laws
 from .params import SamplingParams, check_integer
 
@@ -24,6 +25,9 @@ class RoundStart:
 
     context_length: int  # tokens committed so far, prompt included
     gamma_limit: int  # most tokens that may be drafted: budget and both contexts considered
+    look: Looking | None = (
+        None  # what a lookup would follow, found when called; None: nothing looks up
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,13 +87,16 @@ class LookaheadPolicy(Protocol):
         """
 
 
-def ask_gamma(policy: LookaheadPolicy, context_length: int, gamma_limit: int) -> int:
-    """Begin a round and return how many tokens may be drafted in it.
+def ask_gamma(
+    policy: LookaheadPolicy, context_length: int, gamma_limit: int, look: Looking | None = None
+) -> int:
+    """Begin a round and return how many tokens may be drafted in it; the arguments are `RoundStart`'s.
 
     Raises:
         ValueError: if the policy answers outside [0, gamma_limit].
     """
-    gamma = policy.begin_round(RoundStart(context_length=context_length, gamma_limit=gamma_limit))
+    start = RoundStart(context_length=context_length, gamma_limit=gamma_limit, look=look)
+    gamma = policy.begin_round(start)
     if not 0 <= gamma <= gamma_limit:
         raise ValueError(
             f"gamma must lie in [0, {gamma_limit}], the policy {policy!r} said {gamma}"

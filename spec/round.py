@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from .cached import CachedModel, uncovered
+from .chain import looking
 from .drafter import Drafter, Proposal
 from .draws import Draws
 from .law import TokenLaw
@@ -36,7 +37,7 @@ def decode_round(
         gamma_limit: most tokens that may be drafted.
     """
     begun = time.perf_counter()
-    gamma = ask_gamma(policy, len(tokens), gamma_limit)
+    gamma = ask_gamma(policy, len(tokens), gamma_limit, looking(drafter, tokens))
     if drafter is None or gamma == 0:
         proposal = Proposal([], OneHot([], target.width or 0), steps=0)
     else:

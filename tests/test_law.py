@@ -239,18 +239,19 @@ def whole_path_law(
     make_policy: Callable[[], LookaheadPolicy],
     drafter: Drafter,
     processors: Sequence[Processor] = (),
+    prompt: tuple[int, ...] = (0,),
 ) -> Law:
     """The law of whole sequences, all draws of all rounds enumerated together, each with a new policy."""
     model = CachedModel(TARGET, width=4)
-    end = 1 + LENGTH
+    end = len(prompt) + LENGTH
 
     def run(draws: ScriptedDraws) -> tuple[int, ...]:
         policy = make_policy()
-        tokens = [0]
+        tokens = [*prompt]
         model.start(tokens, end)
         drafter.reset(end)
         policy.begin_request(params)
-        law = token_law(params, tokens, processors=processors)
+        law = token_law(params, tokens, prompt=len(prompt), processors=processors)
         while len(tokens) < end:
             emitted, _ = decode_round(
                 tokens, model, drafter, policy, law, draws, gamma_limit=end - len(tokens) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ def match_by_force(tokens: list[int], max_ngram: int, min_ngram: int) -> Match |
             end for end in range(size, len(tokens)) if tokens[end - size : end] == tokens[-size:]
         ]
         if ends:
-            return Match(size, len(ends), ends[-1])
+            followed = [tokens[end] for end in ends]
+            same = itertools.takewhile(followed[-1].__eq__, followed[-2::-1])
+            return Match(size, len(ends), ends[-1], len(list(same)))
     return None
 
 
