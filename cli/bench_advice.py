@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..spec.chain import CHAIN
 from ..train.card import usage
 from .bench_data import ALL, PLAIN, BenchReport, Cell, VerifyCost
 from .bench_policies import FITTED, FITTED_BEFORE
@@ -117,14 +118,18 @@ def settings_text(best: Cell | None, report: BenchReport, target: str) -> str:
     drafter, policy = best.setting.drafter, best.setting.policy
     gamma = _gamma(best, report)
     lookahead = str(gamma)
-    if policy in _OBJECTS or (policy == "adaptive" and _folder(best) is None):
+    if policy == "adaptive" and drafter == LOOKUP and _folder(best) is None:
+        lookahead = '"adaptive"'
+    elif policy in _OBJECTS or (policy == "adaptive" and _folder(best) is None):
         lookahead = _OBJECTS.get(policy, "GammaBandit()")
     elif policy == "adaptive":
         lookahead = f'"{_folder(best)}"'
     if drafter == LOOKUP:
         text = _LOOKUP_USE.format(target=target, gamma=gamma, lookahead=lookahead)
     else:
-        text = usage(drafter, target, gamma=gamma, lookahead=lookahead)
+        model = drafter.removeprefix(CHAIN)  # other engines have no chain
+        text = usage(model, target, gamma=gamma, lookahead=lookahead)
+        text = text.replace(f'draft="{model}"', f'draft="{drafter}"', 1)
     name = lookahead.removesuffix("()")
     if name != lookahead:
         text = text.replace(

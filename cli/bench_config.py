@@ -31,7 +31,7 @@ class BenchCommand:
     """Fixed γ, "adaptive", "bandit", "confidence" or "heuristic". Plain decoding is always there."""
     lookahead: str | None = None
     """Folder of a fitted lookahead for "adaptive", used for the draft it was fitted with. Every other draft
-    model gets one that is fitted before the run; a drafter that is no model gets the bandit."""
+    model gets one that is fitted before the run; prompt lookup learns from rounds, others get the bandit."""
     preset: tuple[str, ...] = ()
     """Losing conditions to measure in place of the settings below: names of them, or "losing" for all seven."""
     prompts: str = "shipped"

@@ -9,18 +9,30 @@ from pathlib import Path
 
 from ..controller import (
     AdaptiveLookahead,
+    ChainLookahead,
     ConfidenceThreshold,
     GammaBandit,
     HeuristicSchedule,
+    LookupLookahead,
 )
 from ..data import Prompt, TraceConfig
-from ..spec import FixedLookahead, LookaheadPolicy, SpeculativeDecoder, model_fingerprint, text_hash
+from ..spec import (
+    ChainDrafter,
+    FixedLookahead,
+    LookaheadPolicy,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    model_fingerprint,
+    text_hash,
+)
+from ..spec.chain import CHAIN
 from ..spec.load_parts import draft_model
 from . import fitting
 
 GAMMA_MAX = 8  # of a lookahead that is fitted on the spot
 TRACE_TOKENS = 40
 LOOKAHEADS = "lookaheads"  # sub-folder of those fitted on the spot
+NO_TABLE = "learns what rounds take and what matches are worth"
 NO_LOGITS = "bandit over γ: this drafter has no draft model whose looks could be read"
 FITTED, FITTED_BEFORE = "fitted for this run: ", "fitted before: "  # and the folder
 Say = Callable[[str], None]
@@ -62,23 +74,31 @@ class Policies:
         raise ValueError(f"policies must be known, got {policy!r}")
 
     def _adaptive(self, drafter: str, decoder: SpeculativeDecoder) -> tuple[LookaheadPolicy, str]:
-        if draft_model(decoder.drafter) is None:
+        lookup = isinstance(decoder.drafter, PromptLookupDrafter)
+        if draft_model(decoder.drafter) is None and not lookup:
             return GammaBandit(), NO_LOGITS
         given = None if self.lookahead is None else self._load(Path(self.lookahead), decoder)
         if given is not None:
             return given, f"{FITTED_BEFORE}{self.lookahead}"
-        if drafter not in self._fitted:
-            self._fitted[drafter] = self._fit(drafter, decoder)
-        folder = self._fitted[drafter]
-        return AdaptiveLookahead.load(folder), f"{FITTED}{folder}"
+        if lookup:
+            return LookupLookahead(), NO_TABLE
+        name = drafter.removeprefix(CHAIN)  # a chain and its model by itself are fitted together
+        if name not in self._fitted:
+            self._fitted[name] = self._fit(name, decoder)
+        folder = self._fitted[name]
+        policy = self._load(folder, decoder)
+        if policy is None:
+            raise ValueError(f"{folder}: fitted, and cannot be read")
+        return policy, f"{FITTED}{folder}"
 
-    def _load(self, folder: Path, decoder: SpeculativeDecoder) -> AdaptiveLookahead | None:
+    def _load(self, folder: Path, decoder: SpeculativeDecoder) -> LookaheadPolicy | None:
         """Return the lookahead of a folder; None where it is another draft's or another machine's."""
-        target, draft = decoder.target.model, draft_model(decoder.drafter)
+        target, draft = model_fingerprint(decoder.target.model), draft_model(decoder.drafter)
         try:
-            return AdaptiveLookahead.load(
-                folder, target=model_fingerprint(target), draft=model_fingerprint(draft)
-            )
+            if draft is None:
+                return LookupLookahead.load(folder, target=target)
+            kind = ChainLookahead if isinstance(decoder.drafter, ChainDrafter) else AdaptiveLookahead
+            return kind.load(folder, target=target, draft=model_fingerprint(draft))
         except ValueError as error:
             self.say(f"{folder}: not used: {error}")
             return None
@@ -89,6 +109,10 @@ class Policies:
         if (folder / "lookahead.json").is_file() and self._load(folder, decoder) is not None:
             return folder
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(decoder.drafter, ChainDrafter):
+            decoder = SpeculativeDecoder(
+                decoder.target.model, decoder.tokenizer, decoder.drafter.model, FixedLookahead(1)
+            )
         self.say(f"{drafter}: fitting its lookahead on {len(self.prompts)} prompts")
         settings = TraceConfig(gamma=4, max_tokens=TRACE_TOKENS, temperatures=self.temperatures)
         fitting.trace(decoder, self.prompts, folder / "traces", settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..controller import AdaptiveLookahead
+from ..controller import AdaptiveLookahead, ChainLookahead
 from ..data import CorpusConfig, DenseConfig, TraceConfig, load_prompts, write_corpus
 from ..spec import (
     SamplingParams,
@@ -25,7 +25,7 @@ from . import fitting
 from .bar import Bar
 from .comparing import compare, interleave_domains, make_arms
 from .config import CompareCommand, CorpusCommand, ExportCommand, FitCommand, GenerateCommand
-from .machine import describe_draft, describe_run
+from .machine import describe_drafter, describe_run
 from .packaged import resolve_target
 from .report_html import write_report
 from .report_table import print_table
@@ -141,10 +141,10 @@ def run_compare(config: CompareCommand) -> None:
             progress=lambda done, wanted: update(done, wanted, "prompts"),
         )
     lookahead = None if config.lookahead is None else Path(config.lookahead)
-    fitted = isinstance(adaptive, AdaptiveLookahead)
+    fitted = isinstance(adaptive, AdaptiveLookahead | ChainLookahead)
     report = replace(
         describe_run(decoder, config.target),
-        draft=describe_draft(fitting.drafter_of(decoder), config.draft),
+        draft=describe_drafter(decoder.drafter, config.draft),
         latency=fitting.describe_latency(lookahead) if lookahead and fitted else None,
         comparison=comparison,
     )

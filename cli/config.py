@@ -138,9 +138,9 @@ class CompareCommand:
     target: str
     """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
     draft: str
-    """Hub id or folder of the draft."""
+    """Hub id or folder of the draft, "prompt-lookup", "chain:" and a draft, or another name that a decoder takes."""
     lookahead: str | None = None
-    """Folder of a fitted lookahead; none: only fixed γ are compared."""
+    """Folder of a fitted lookahead, or "adaptive" for prompt lookup; none: only fixed γ are compared."""
     output: str = "runs/compare"
     """Folder for report.json and report.html."""
     prompts: str = "shipped"
@@ -185,9 +185,9 @@ class GenerateCommand:
     prompt: str
     """What to ask; goes through the chat template where there is one."""
     draft: str | None = None
-    """Hub id or folder of a draft; none: plain decoding."""
+    """Hub id or folder of a draft, or another name that a decoder takes; none: plain decoding."""
     lookahead: str | None = None
-    """A fixed γ, or the folder of a fitted lookahead; none: γ = 4."""
+    """A fixed γ, the folder of a fitted lookahead, or "adaptive" for prompt lookup; none: γ = 4."""
     temperature: float = 0.0
     """0 decodes greedily."""
     top_p: float = 1.0

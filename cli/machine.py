@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..spec import ModelDrafter, SelfDrafter, SpeculativeDecoder
+from ..spec import ChainDrafter, Drafter, ModelDrafter, SelfDrafter, SpeculativeDecoder
 from .report_data import Draft, Machine, Report, Target, Versions
 
 
@@ -84,6 +84,12 @@ def describe_draft(drafter: ModelDrafter, folder: str, coverage: float | None = 
         head_tokens=None if drafter.kept is None else len(drafter.kept),
         coverage=coverage,
     )
+
+
+def describe_drafter(drafter: Drafter | None, folder: str) -> Draft | None:
+    """Return what there is to say of the model that drafts, alone or in a chain; None where none does."""
+    model = drafter.model if isinstance(drafter, ChainDrafter) else drafter
+    return describe_draft(model, folder) if isinstance(model, ModelDrafter) else None
 
 
 def commit() -> str | None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveLookahead
     from .bandit import GammaBandit
     from .calibration import ReliabilityBin, SurvivalRow
+    from .chain_lookahead import ChainLookahead
     from .choosing import Choice, choose_predictor
     from .dense_rows import fit_predictor_from_dense
     from .fallback import load_or_bandit
@@ -30,6 +31,7 @@ __all__ = [
     "AcceptancePredictor",
     "AdaptiveConfig",
     "AdaptiveLookahead",
+    "ChainLookahead",
     "Choice",
     "ConfidenceThreshold",
     "EntropyBound",
@@ -60,6 +62,7 @@ _HOMES = {
     "adaptive": ("AdaptiveLookahead",),
     "bandit": ("GammaBandit",),
     "calibration": ("ReliabilityBin", "SurvivalRow"),
+    "chain_lookahead": ("ChainLookahead",),
     "choosing": ("Choice", "choose_predictor"),
     "dense_rows": ("fit_predictor_from_dense",),
     "fallback": ("load_or_bandit",),

@@ -77,10 +77,10 @@ class LookupCosts:
     def __init__(self, gamma_max: int, latency: LatencyTable | None) -> None:
         self._gamma_max = gamma_max
         self._longest = 0  # tokens drafted in a round, as far as is known what it takes
-        self._costs: GuessedCosts | None = None
+        self.online: GuessedCosts | None = None  # None: nothing is known yet
         self._plain: list[RoundOutcome] = []
         if latency is not None:
-            self._costs = GuessedCosts(latency.costs(latency.gamma_max), gamma_max)
+            self.online = GuessedCosts(latency.costs(latency.gamma_max), gamma_max)
             self._longest = latency.gamma_max
 
     @property
@@ -91,26 +91,26 @@ class LookupCosts:
     @property
     def hoped(self) -> RoundCosts | None:
         """What to plan by; None where nothing is known yet."""
-        return None if self._costs is None else self._costs.hoped
+        return None if self.online is None else self.online.hoped
 
     @property
     def current(self) -> RoundCosts | None:
         """The best estimate now; None where nothing is known yet."""
-        return None if self._costs is None else self._costs.current
+        return None if self.online is None else self.online.current
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn from a round."""
-        if self._costs is not None:
-            self._costs.observe(outcome, behind=None)
+        if self.online is not None:
+            self.online.observe(outcome, behind=None)
             self._longest = max(self._longest, outcome.drafted)
         elif outcome.drafted == 0:
             self._plain.append(outcome)
             if len(self._plain) == PLAIN_ROUNDS:
-                self._costs = GuessedCosts(_first_guess(self._plain), self._gamma_max)
+                self.online = GuessedCosts(_first_guess(self._plain), self._gamma_max)
                 for (
                     each
                 ) in self._plain:  # how slow the machine is now is known, so a guess is what is off
-                    self._costs.observe(each, behind=None)
+                    self.online.observe(each, behind=None)
                 self._plain = []
 
 

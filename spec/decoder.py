@@ -12,7 +12,7 @@ from .drafter import Drafter, check_lookahead
 from .draws import GeneratorDraws
 from .generation_config import default_params
 from .load import load_causal_lm, load_tokenizer
-from .load_parts import draft_model, find_drafter, load_lookahead
+from .load_parts import draft_model, find_drafter, load_lookahead, sources_of
 from .output import RequestOutput, raise_or_warn, take_round
 from .packed import pack_linears
 from .params import SamplingParams
@@ -85,8 +85,9 @@ class SpeculativeDecoder:
             draft: hub id or folder of a causal LM with the same tokenizer, such as foredraft.train
                 makes; the folder of a trained exit or of trained heads; "prompt-lookup"; "self:K", the
                 target's own first K layers; "cross:" or "shared:" before a model with another tokenizer;
-                or any Drafter; None decodes plainly.
-            lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4.
+                "chain:" before a draft model, for prompt lookup first; or any Drafter; None decodes plainly.
+            lookahead: a fixed γ, a policy, or the folder of a saved one; "adaptive" for prompt lookup
+                without a folder; None: γ = 4.
 
         Raises:
             ValueError: naming what does not fit.
@@ -95,7 +96,9 @@ class SpeculativeDecoder:
         pack_linears(model)
         tokenizer = load_tokenizer(target)
         drafter = find_drafter(draft, tokenizer, model, device=device, dtype=dtype)
-        policy = load_lookahead(lookahead, model, draft_model(drafter))
+        policy = load_lookahead(
+            lookahead, model, draft_model(drafter), sources=sources_of(drafter)
+        )
         return cls(model, tokenizer, drafter, policy)
 
     def with_lookahead(self, lookahead: LookaheadPolicy) -> SpeculativeDecoder:

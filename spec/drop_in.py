@@ -11,6 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from .cached import CachedModel, rope_switch
+from .chain import CHAIN, ChainDrafter
 from .decoder import DEFAULT_GAMMA
 from .drafter import Drafter, ModelDrafter, check_lookahead
 from .draws import GeneratorDraws
@@ -20,7 +21,7 @@ from .drop_in_result import ResultRow, result_of
 from .exit_folder import find_self_drafter
 from .head_folder import find_head_drafter
 from .load import DTYPES, load_tokenizer
-from .load_parts import draft_model, load_lookahead, load_named
+from .load_parts import draft_model, load_lookahead, load_named, sources_of
 from .lookup import PROMPT_LOOKUP, PromptLookupDrafter
 from .policy import FixedLookahead, LookaheadPolicy
 from .round import decode_round, most_to_draft
@@ -57,7 +58,7 @@ def foredraft_generate(
 
     Args:
         draft: a loaded causal LM, a hub id or folder, "prompt-lookup", "self:K", "cross:" or "shared:"
-            before a model with another tokenizer, a Drafter; None decodes plainly.
+            before a model with another tokenizer, "chain:" before a draft model, a Drafter; None decodes plainly.
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.
@@ -137,21 +138,25 @@ class ForedraftGenerate:
     def _parts_for(self, model: Any) -> _Parts:
         """Return the loaded parts; made at the first call, and again for another model."""
         if self._parts is None or self._parts.model is not model:
-            drafter = self._load_drafter(model)
-            policy = load_lookahead(self._lookahead, model, draft_model(drafter))
+            drafter = self._load_drafter(model, self._draft)
+            policy = load_lookahead(
+                self._lookahead, model, draft_model(drafter), sources=sources_of(drafter)
+            )
             assert policy is not None
             check_lookahead(policy, drafter)
             self._parts = _Parts(model, target_for(model, drafter, width=None), drafter, policy)
         return self._parts
 
-    def _load_drafter(self, model: Any) -> Drafter | None:
-        draft, width = self._draft, target_width(model, None)
+    def _load_drafter(self, model: Any, draft: Any) -> Drafter | None:
+        width = target_width(model, None)
         if isinstance(draft, torch.nn.Module):
             return ModelDrafter(draft, width=width)
         if draft == PROMPT_LOOKUP:
             return PromptLookupDrafter()
         if not isinstance(draft, str | Path):
             return draft  # type: ignore[no-any-return]
+        if str(draft).startswith(CHAIN):
+            return ChainDrafter(self._load_drafter(model, str(draft).removeprefix(CHAIN)))
         own = find_self_drafter(str(draft), model, width=width)
         if own is not None:
             return own

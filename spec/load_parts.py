@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .chain import CHAIN, ChainDrafter
 from .cross_tokenizer import CROSS, CrossTokenizerDrafter
 from .draft_folder import DraftInfo, cut_head, load_kept_tokens
 from .drafter import Drafter, ModelDrafter
@@ -19,6 +20,9 @@ from .packed import pack_linears
 from .policy import FixedLookahead, LookaheadPolicy
 from .shared_tokens import SHARED, SharedTokensDrafter
 from .vocabulary import check_same_vocabulary, target_width
+
+ADAPTIVE = "adaptive"
+"""Names the controller where a lookahead is given by name."""
 
 
 def load_drafter(
@@ -72,16 +76,20 @@ def find_drafter(
     """Return the drafter that is meant: the object itself, or one by name.
 
     Names are "prompt-lookup", "self:K", and the hub id or folder of a model, or the folder of a trained exit or
-    of trained heads; a model with another tokenizer has "cross:" or "shared:" before its own.
+    of trained heads; a model with another tokenizer has "cross:" or "shared:" before its own. "chain:" before
+    the name of a draft model puts prompt lookup before it.
 
     Args:
         target: the model in use.
 
     Raises:
-        ValueError: see `load_named`, `SelfDrafter` and `find_head_drafter`.
+        ValueError: see `load_named`, `SelfDrafter`, `find_head_drafter` and `ChainDrafter`.
     """
     if not isinstance(draft, str):
         return draft
+    if draft.startswith(CHAIN):
+        name = draft.removeprefix(CHAIN)
+        return ChainDrafter(find_drafter(name, tokenizer, target, device=device, dtype=dtype))
     if draft == PROMPT_LOOKUP:
         return PromptLookupDrafter()
     width = target_width(target, tokenizer)
@@ -95,17 +103,32 @@ def find_drafter(
 
 
 def draft_model(drafter: Drafter | None) -> Any:
-    """Return the model that drafts, or None where none does."""
+    """Return the model that drafts, alone or in a chain, or None where none does."""
+    if isinstance(drafter, ChainDrafter):
+        drafter = drafter.model
     return drafter.cached.model if isinstance(drafter, ModelDrafter) else None
 
 
+def sources_of(drafter: Drafter | None) -> str:
+    """Return what drafts: a "lookup", a "chain" of it and a model, or a "model"."""
+    if isinstance(drafter, ChainDrafter):
+        return "chain"
+    return "lookup" if isinstance(drafter, PromptLookupDrafter) else "model"
+
+
 def load_lookahead(
-    lookahead: LookaheadPolicy | int | str | Path | None, target: Any = None, draft: Any = None
+    lookahead: LookaheadPolicy | int | str | Path | None,
+    target: Any = None,
+    draft: Any = None,
+    *,
+    sources: str = "model",
 ) -> LookaheadPolicy | None:
     """Return the policy that is meant: a fixed γ, the policy in a folder, or the object itself.
 
     Args:
+        lookahead: "adaptive", where there is no such folder, is the policy of prompt lookup that needs none.
         target, draft: the models in use; a folder made with others is refused. None: not checked.
+        sources: see `sources_of`; the folder's policy for them is taken.
 
     Raises:
         ValueError: if the folder holds no lookahead, or one that nothing installed can load. What is done
@@ -116,9 +139,13 @@ def load_lookahead(
     if not isinstance(lookahead, str | Path):
         return lookahead
     description = Path(lookahead) / "lookahead.json"
-    if not description.is_file():
+    folder: str | Path | None = lookahead
+    if description.is_file():
+        kind = _policy_of(description)
+    elif lookahead == ADAPTIVE:
+        kind, folder = ADAPTIVE, None
+    else:
         raise ValueError(f"lookahead: {lookahead} has no lookahead.json")
-    kind = _policy_of(description)
     loaders = {
         point.name: point for point in importlib.metadata.entry_points(group="foredraft.lookahead")
     }
@@ -128,7 +155,7 @@ def load_lookahead(
         name: None if model is None else model_fingerprint(model)
         for name, model in (("target", target), ("draft", draft))
     }
-    policy: LookaheadPolicy = loaders[kind].load()(lookahead, **prints)
+    policy: LookaheadPolicy = loaders[kind].load()(folder, **prints, sources=sources)
     return policy
 
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from .cache import KVCache
 from .cached import TOLERANCE, CachedModel
+from .chain import ChainDrafter
 from .draft_temperature import DraftTemperature
 from .drafter import Drafter, ModelDrafter
 from .head_drafter import HeadDrafter
@@ -242,6 +243,8 @@ def target_for(model: Any, drafter: Drafter | None, *, width: int | None) -> Cac
     Raises:
         ValueError: if the drafter is of another target.
     """
+    if isinstance(drafter, ChainDrafter):
+        drafter = drafter.model
     if not isinstance(drafter, SelfDrafter | HeadDrafter):
         return CachedModel(model, width=width)
     if drafter.target.model is not model:

@@ -20,6 +20,8 @@ class DecodeStats:
     drafted: int = 0  # drafted tokens; tokens after a rejection are drafted, never tested
     accepted: int = 0
     tested: int = 0  # accepted + rejections
+    looked_up: int = 0  # rounds whose tokens no draft forward gave: a lookup did
+    looked_up_accepted: int = 0  # accepted tokens of those
     discarded: int = (
         0  # emitted by an output's last round past its end, and cut: emitted − returned
     )
@@ -37,6 +39,9 @@ class DecodeStats:
         self.drafted += outcome.drafted
         self.accepted += outcome.accepted
         self.tested += min(outcome.accepted + 1, outcome.drafted)
+        if outcome.drafted and not outcome.draft_steps:
+            self.looked_up += 1
+            self.looked_up_accepted += outcome.accepted
         self.gammas[outcome.drafted] += 1
         if outcome.drafted:
             self.accepted_lengths[outcome.accepted] += 1

@@ -84,6 +84,7 @@ class Run:
     round_seconds: list[float] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
     caps: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # of a chain: "lookup", "model" or "plain"
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property

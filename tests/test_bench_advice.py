@@ -68,6 +68,8 @@ def test_an_arm_with_other_outputs_is_not_advised() -> None:
             ["lookahead=HeuristicSchedule()", "controller import Heuristic"],
         ),
         ("runs/draft", "adaptive", ['lookahead="runs/la"', "fixed γ"]),
+        ("prompt-lookup", "adaptive", ['lookahead="runs/la"', '"ngram"']),
+        ("chain:runs/draft", "adaptive", ['draft="chain:runs/draft"', '"model": "runs/draft"']),
         ("prompt-lookup", "bandit", ["GammaBandit()", '"ngram"', "prompt_lookup_num_tokens=4"]),
     ],
 )

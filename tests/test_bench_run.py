@@ -183,7 +183,7 @@ def test_an_adaptive_policy_is_fitted_where_none_is_given(folder: Path, tmp_path
     report = read_bench(str(tmp_path / "out" / "bench.json"))
     about = {cell.setting.drafter: cell.about for cell in of(report, "adaptive")}
     assert "fitted for this run" in about[str(folder / "draft")]
-    assert "bandit" in about["prompt-lookup"]
+    assert "what matches are worth" in about["prompt-lookup"]
 
 
 def test_two_results_are_compared(
