@@ -1,17 +1,23 @@
 """Prompt lookup on prompts that ask to copy or edit a text: plain, ours and transformers', interleaved.
 
-    python benchmarks/lookup.py --target smollm2 --gammas '[4,10]' --max_tokens 96
+    python benchmarks/lookup.py --target smollm2 --gammas '[4,10]' --max_tokens 96 --least_copied 0.6
 
-No draft model runs. Arms are measured as in benchmarks/decode.py: transformers' on the model as it loads it.
+No draft model runs. Arms are measured as in benchmarks/decode.py: transformers' on the model as it loads it. Ours
+are fixed γ and the policy that learns. What a lookup itself takes is timed in contexts of 1k to 32k tokens.
 """
 
 from __future__ import annotations
 
+import random
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import torch
 from rich.console import Console
 
 from decode_arms import Arm, generate_arm, ours_arm
@@ -20,12 +26,15 @@ from decode_measuring import compare, measure
 from decode_probes import Clock
 from foredraft.cli.machine import provenance
 from foredraft.cli.packaged import resolve_target
+from foredraft.controller import LookupLookahead
 from foredraft.data.files import write_json
 from foredraft.spec import (
     FixedLookahead,
+    GeneratorDraws,
     PromptLookupDrafter,
     SamplingParams,
     SpeculativeDecoder,
+    TokenLaw,
     load_causal_lm,
     load_tokenizer,
     pack_linears,
@@ -55,7 +64,13 @@ PROMPTS = (
     f"Add a one-line docstring to this function and print all of it:\n\n{CODE}",
     f"Print this plan again with Thursday moved to Saturday:\n\n{LIST}",
     f"Correct the spelling in this text and change nothing else:\n\n{NOTE.replace('ie', 'ei')}",
+    f"Which sentences of this text are about tickets or times? Quote them word for word:\n\n{NOTE}",
+    f"Summarize this text by leaving out its second sentence and keeping the others:\n\n{NOTE}",
+    f"Print this plan again without the lines for Monday and Tuesday:\n\n{LIST}",
+    f"Print this function twice, the second time with the name total_cost:\n\n{CODE}",
 )
+COPIED_RUN = 4  # tokens in a row that stand in the prompt: copied, not said anew
+LENGTHS = (1_000, 8_000, 32_000)  # contexts in which lookups are timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +88,14 @@ class LookupBenchmark:
     max_tokens: int = 96
     temperature: float = 0.0
     """0 decodes greedily, and outputs are compared token for token."""
+    lookahead: str | None = None
+    """Folder of a fitted lookahead whose latency table the learning arm starts from; none: from nothing."""
+    least_copied: float = 0.0
+    """Prompts of which less of the plain output is copied are left out."""
     repeats: int = 5
     """Times each prompt is decoded in each arm."""
+    max_seconds: float | None = None
+    """Start no further prompt after this time; none: no limit."""
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float32"
@@ -103,38 +124,115 @@ def make_arms(config: LookupBenchmark, decoder: SpeculativeDecoder) -> list[Arm]
         arms.append(
             ours_arm(f"ours {gamma}", about, decoder, policy, params, bases=("plain", theirs))
         )
-    return arms
+    learning = LookupLookahead()
+    if config.lookahead is not None:
+        learning = LookupLookahead.load(config.lookahead)
+    bases = ("plain", *(f"lookup {gamma}" for gamma in config.gammas))
+    about = f"ours, {decoder.drafter!r}, {learning!r}"
+    return [*arms, ours_arm("ours adaptive", about, decoder, learning, params, bases=bases)]
 
 
-def run(config: LookupBenchmark) -> list[ArmFigures]:
-    """Load the target, decode the six prompts in all arms and return their figures."""
+def copied_share(prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Return the share of the output's tokens that lie in a run of `COPIED_RUN` that stands in the prompt."""
+    runs = {tuple(prompt[at : at + COPIED_RUN]) for at in range(len(prompt) - COPIED_RUN + 1)}
+    copied: set[int] = set()
+    for at in range(len(output) - COPIED_RUN + 1):
+        if tuple(output[at : at + COPIED_RUN]) in runs:
+            copied.update(range(at, at + COPIED_RUN))
+    return len(copied) / max(1, len(output))
+
+
+def lookup_microseconds(drafter: PromptLookupDrafter, length: int) -> float:
+    """Return the median of what a look and a draft of ten tokens take after every third token."""
+    choice = random.Random(0)
+    tokens = [
+        choice.randrange(300) for _ in range(length // 2)
+    ] * 2  # so that there is what to follow
+    law = TokenLaw(SamplingParams(), [0], width=300, eos_token_ids=(), device=torch.device("cpu"))
+    twin, policy, draws, taken = drafter.twin(), FixedLookahead(10), GeneratorDraws(0), []
+    twin.reset(length + 1000)
+    twin.look(tokens)  # reads the prompt
+    for _ in range(200):
+        tokens += tokens[-length // 2 :][:3]
+        begun = time.perf_counter()
+        twin.look(tokens)
+        twin.propose(tokens, 10, policy, law, draws)
+        taken.append(time.perf_counter() - begun)
+    return 1e6 * statistics.median(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """What was measured."""
+
+    arms: list[ArmFigures]
+    copied: list[float]  # of each prompt that was measured, of its plain output
+    microseconds: dict[int, float]  # tokens of context -> of a lookup
+
+
+def run(config: LookupBenchmark) -> LookupResult:
+    """Load the target, decode the prompts in all arms and return their figures.
+
+    Raises:
+        ValueError: if no prompt's output is copied enough.
+    """
     name = resolve_target(config.target)
     target = load_causal_lm(name, device=config.device, dtype=config.dtype)
     pack_linears(target)
     tokenizer = load_tokenizer(name)
     drafter = PromptLookupDrafter(max_ngram=config.max_ngram, min_ngram=config.min_ngram)
     arms = make_arms(config, SpeculativeDecoder(target, tokenizer, drafter))
-    prompts = [render_chat(tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
+    plain = next(arm for arm in arms if arm.name == "plain")
+    rendered = [render_chat(tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
+    shares = [copied_share(prompt, plain.decode(prompt, None)) for prompt in rendered]
+    chosen = [place for place, share in enumerate(shares) if share >= config.least_copied]
+    if not chosen:
+        raise ValueError(
+            f"least_copied: no output is copied to {config.least_copied:.0%}, at most {max(shares):.0%}"
+        )
     runs = measure(
-        arms, prompts, repeats=config.repeats, clock=Clock(target.device), seed=config.seed
+        arms,
+        [rendered[place] for place in chosen],
+        repeats=config.repeats,
+        clock=Clock(target.device),
+        seed=config.seed,
+        max_seconds=config.max_seconds,
     )
     greedy = config.temperature == 0.0
-    return compare(arms, runs, greedy=greedy, exact=greedy and config.dtype == "float32")
+    exact = greedy and config.dtype == "float32"
+    measured = chosen[: len(runs["plain"])]
+    return LookupResult(
+        compare(arms, runs, greedy=greedy, exact=exact),
+        [shares[place] for place in measured],
+        {length: lookup_microseconds(drafter, length) for length in LENGTHS},
+    )
+
+
+def print_result(result: LookupResult, console: Console) -> None:
+    """Print the arms, how much was copied, and what lookups took."""
+    print_table(result.arms, console)
+    least, mean = min(result.copied), statistics.mean(result.copied)
+    console.print(
+        f"{len(result.copied)} prompts; of their outputs {mean:.0%} is copied from the prompt, at least "
+        f"{least:.0%}: tokens in runs of {COPIED_RUN} or more that stand there"
+    )
+    times = ", ".join(f"{taken:.0f} µs at {n:,}" for n, taken in result.microseconds.items())
+    console.print(f"a lookup, by tokens of context: {times}")
 
 
 def main() -> None:
     """Run from the command line."""
     config: LookupBenchmark = jsonargparse.auto_cli(LookupBenchmark, as_positional=False)
     settle_cpu(config.threads)
-    figures = run(config)
-    print_table(figures, Console())
+    result = run(config)
+    print_result(result, Console())
     if config.out is not None:
-        result: dict[str, Any] = {
+        content: dict[str, Any] = {
             "config": asdict(config),
             **provenance(config.device),
-            "arms": [asdict(arm) for arm in figures],
+            **asdict(result),
         }
-        write_json(Path(config.out), result)
+        write_json(Path(config.out), content)
 
 
 if __name__ == "__main__":

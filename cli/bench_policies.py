@@ -97,8 +97,10 @@ class Policies:
         try:
             if draft is None:
                 return LookupLookahead.load(folder, target=target)
-            kind = ChainLookahead if isinstance(decoder.drafter, ChainDrafter) else AdaptiveLookahead
-            return kind.load(folder, target=target, draft=model_fingerprint(draft))
+            fingerprint = model_fingerprint(draft)
+            if isinstance(decoder.drafter, ChainDrafter):
+                return ChainLookahead.load(folder, target=target, draft=fingerprint)
+            return AdaptiveLookahead.load(folder, target=target, draft=fingerprint)
         except ValueError as error:
             self.say(f"{folder}: not used: {error}")
             return None

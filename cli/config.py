@@ -138,7 +138,7 @@ class CompareCommand:
     target: str
     """Hub id or folder of a causal LM, or "smollm2" for the packaged one."""
     draft: str
-    """Hub id or folder of the draft, "prompt-lookup", "chain:" and a draft, or another name that a decoder takes."""
+    """Hub id or folder of the draft, "prompt-lookup", "chain:" and a draft, or another name of one."""
     lookahead: str | None = None
     """Folder of a fitted lookahead, or "adaptive" for prompt lookup; none: only fixed γ are compared."""
     output: str = "runs/compare"

@@ -1,8 +1,8 @@
 """ChainLookahead: in every round the lookup, the draft model or neither, by what each is expected to gain.
 
-Both are priced alike, E[tokens] − λ·seconds over plain decoding's: a lookup costs its longer verification, a model
-its steps, the verification, and its share of reading what was decoded without it. One account of tokens and
-time, one guard, one record of costs.
+Both are priced alike, E[tokens] − λ·seconds over plain decoding's: a lookup costs its longer verification, a
+model its steps, the verification, and its share of reading what was decoded without it. One account of
+tokens and time, one guard, one record of costs.
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ class ChainDrafter:
     gives_logits = False  # not where a match is followed
     context = NO_LIMIT  # beyond the model's there is still the lookup
 
-    def __init__(
-        self, model: Drafter | None, lookup: PromptLookupDrafter | None = None
-    ) -> None:
+    def __init__(self, model: Drafter | None, lookup: PromptLookupDrafter | None = None) -> None:
         """Put a lookup before a model.
 
         Args:

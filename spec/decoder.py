@@ -96,9 +96,7 @@ class SpeculativeDecoder:
         pack_linears(model)
         tokenizer = load_tokenizer(target)
         drafter = find_drafter(draft, tokenizer, model, device=device, dtype=dtype)
-        policy = load_lookahead(
-            lookahead, model, draft_model(drafter), sources=sources_of(drafter)
-        )
+        policy = load_lookahead(lookahead, model, draft_model(drafter), sources=sources_of(drafter))
         return cls(model, tokenizer, drafter, policy)
 
     def with_lookahead(self, lookahead: LookaheadPolicy) -> SpeculativeDecoder:

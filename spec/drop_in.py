@@ -58,7 +58,8 @@ def foredraft_generate(
 
     Args:
         draft: a loaded causal LM, a hub id or folder, "prompt-lookup", "self:K", "cross:" or "shared:"
-            before a model with another tokenizer, "chain:" before a draft model, a Drafter; None decodes plainly.
+            before a model with another tokenizer, "chain:" before a draft model, a Drafter; None:
+            plain decoding.
         lookahead: a fixed γ, a policy, or the folder of a saved one; None: γ = 4 where there is a draft.
         tokenizer: the target's, to check a draft folder against; None loads it from where the model
             came from.

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from lookup_sim import simulate_lookup
 
 from controller_sim import Machine, Run, Text, predictor, simulate, table
 from families import FAMILIES, build, random_prompts, transformers_greedy
@@ -25,7 +26,6 @@ from foredraft.spec import (
     RoundStart,
     SpeculativeDecoder,
 )
-from lookup_sim import simulate_lookup
 from toys import greedy, noisy_copy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,27 +93,32 @@ def test_a_mixed_text_is_faster_than_with_either_source() -> None:
     both = simulate_lookup(chain(), PAGE, script, Machine(COSTS), text=text)
     lookup = simulate_lookup(LookupLookahead(TABLE), PAGE, script, Machine(COSTS))
     model = simulate(AdaptiveLookahead(predictor(), TABLE), text, Machine(COSTS))
-    assert both.rate > 1.25 * max(lookup.rate, model.rate)
+    assert both.rate > 1.1 * max(lookup.rate, model.rate)
     assert {"lookup", "model", "plain"} == set(both.sources)
 
 
 def test_where_both_sources_are_wrong_one_guard_holds() -> None:
     policy = chain()
-    run = simulate_lookup(policy, NOISE, passage(400, of=50, seed=7), Machine(COSTS), text=strange(400))
+    run = simulate_lookup(
+        policy, NOISE, passage(400, of=50, seed=7), Machine(COSTS), text=strange(400)
+    )
     assert run.seconds / COSTS.plain <= 1.03 * run.tokens + 3.5
     assert policy._pacing.accounts.guard is policy._model._guard
 
 
 def test_what_the_model_did_not_read_is_in_its_price() -> None:
-    """Where reading a token costs a plain step, a model that is far behind is not asked."""
-    policy = chain()
-    simulate_lookup(policy, PAGE, PAGE, Machine(COSTS), text=strange(300))
-    assert policy._model._behind > 100
-    assert policy.kinds["lookup"] > 10
-    before = policy._model._costs.catch_up(policy._model._behind)
-    assert before > 1.0
-    simulate_lookup(policy, PAGE, NEW, Machine(COSTS), text=believed(300))
-    assert policy._model._behind < 5, "it was asked again and read it"
+    """Where reading a token costs some plain steps, a model that is far behind is not asked."""
+    asked = {}
+    for dear in (False, True):
+        policy = chain()
+        if dear:
+            policy._model._costs._catch_up = 5.0
+        text = strange(300) + believed(300)
+        run = simulate_lookup(policy, PAGE, PAGE + NEW, Machine(COSTS), text=text)
+        asked[dear] = run.sources.count("model")
+        assert policy.kinds["lookup"] >= 10
+    assert asked[False] > 50
+    assert asked[True] == 0
 
 
 def test_rounds_of_the_lookup_are_no_evidence_on_the_model() -> None:

@@ -71,10 +71,9 @@ def test_a_chain_emits_the_targets_law(settings: dict[str, Any], name: str) -> N
 
 
 @pytest.mark.parametrize("learns", [True, False], ids=["adaptive", "stateful"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.usefixtures("steady_clock")
-def test_a_chain_keeps_the_law_from_round_to_round(temperature: float, learns: bool) -> None:
-    params = SamplingParams(temperature=temperature)
+def test_a_chain_keeps_the_law_from_round_to_round(learns: bool) -> None:
+    params = SamplingParams(top_k=2)
     used: set[str] = set()
 
     class Noting(ChainLookahead):
@@ -84,11 +83,12 @@ def test_a_chain_keeps_the_law_from_round_to_round(temperature: float, learns: b
             return gamma
 
     def policy() -> Any:
-        return Noting(predictor(), latency_table(COSTS)) if learns else StatefulPolicy(2)
+        costs = RoundCosts(draft_step=0.4, verify=COSTS.verify)  # so that neither is always better
+        return Noting(predictor(), latency_table(costs)) if learns else StatefulPolicy(2)
 
     law = whole_path_law(params, policy, tables(), prompt=LOOKUP_PROMPT)
     assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) < TOLERANCE
-    assert not learns or temperature == 0.0 or {"lookup", "speculate"} <= used
+    assert not learns or {"lookup", "speculate"} <= used, used
 
 
 def repeating_prompts() -> list[list[int]]:
@@ -189,7 +189,7 @@ def test_it_is_loaded_by_name_with_the_policy_of_its_sources(
         decoder = SpeculativeDecoder.from_pretrained(target, draft=draft, lookahead=given)
         assert isinstance(decoder.lookahead, kind)
         assert decoder.generate([prompt], greedy(max_tokens=20))[0].token_ids == expected
-    ours = foredraft_generate(f"chain:{target}", 3)
+    ours = foredraft_generate(f"chain:{target}", 3, tokenizer=byte_tokenizer())
     whole = model.generate(
         torch.tensor([prompt]), max_new_tokens=20, do_sample=False, custom_generate=ours
     )
@@ -225,4 +225,6 @@ def test_policies_that_read_every_token_are_refused_and_the_model_is_found() -> 
     drafter = chain_of(model, 112)
     assert draft_model(drafter) is model
     with pytest.raises(ValueError, match="decides by a draft model's logits, and ChainDrafter"):
-        SpeculativeDecoder(model, None, drafter, AdaptiveLookahead(predictor(), latency_table(COSTS)))
+        SpeculativeDecoder(
+            model, None, drafter, AdaptiveLookahead(predictor(), latency_table(COSTS))
+        )
