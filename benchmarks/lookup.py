@@ -3,7 +3,7 @@
     python benchmarks/lookup.py --target smollm2 --gammas '[4,10]' --max_tokens 96 --least_copied 0.6
 
 No draft model runs. Arms are measured as in benchmarks/decode.py: transformers' on the model as it loads it.
-Ours are fixed γ and the policy that learns. What a lookup itself takes is timed in contexts of 1k to 32k tokens.
+Ours are fixed γ and the policy that learns. What a lookup takes is timed in contexts of 1k to 32k tokens.
 """
 
 from __future__ import annotations
