@@ -21,7 +21,7 @@ from .adaptive import PAID_OFF, PROMPT_PAID_OFF, AdaptiveLookahead
 from .config import AdaptiveConfig, check_integer
 from .latency import LatencyTable, MachineFingerprint
 from .lookahead_folder import read_lookahead
-from .lookup_costs import LookupCosts
+from .lookup_costs import GuessedCosts, LookupCosts, costs_of
 from .lookup_lookahead import DEFAULT_GAMMA_MAX
 from .lookup_pacing import Accounts, LookupPacing, Plan
 from .predictor import AcceptancePredictor
@@ -31,6 +31,33 @@ LOOKUP = "lookup"  # the kind of a round that followed a match
 
 class _ModelSide(AdaptiveLookahead):
     """The draft model's part of a chain: what it offers, and rounds that another source drafted."""
+
+    def __init__(
+        self,
+        predictor: AcceptancePredictor,
+        latency: LatencyTable,
+        *,
+        gamma_max: int | None,
+        lookup_gamma_max: int,
+        config: AdaptiveConfig | None,
+    ) -> None:
+        self._lookup_gamma_max = lookup_gamma_max
+        super().__init__(predictor, latency, gamma_max=gamma_max, config=config)
+
+    def _costs_of_rows(self, rows: int) -> GuessedCosts:
+        return costs_of(self.latency, max(self.gamma_max, self._lookup_gamma_max), rows)
+
+    @property
+    def shared_costs(self) -> LookupCosts:
+        """The same costs, as the lookup reads them."""
+        assert isinstance(self._costs, GuessedCosts)
+        most = max(self.gamma_max, self._lookup_gamma_max)
+        return LookupCosts(most, self._costs, longest=self.latency.gamma_max)
+
+    @property
+    def accounts(self) -> Accounts:
+        """The same accounts, as the lookup keeps them."""
+        return Accounts(self._throughput, self._probes, self._guard)
 
     @property
     def gain(self) -> float:
@@ -50,6 +77,10 @@ class _ModelSide(AdaptiveLookahead):
         """Leave the round to another source."""
         self.kinds[self._round.kind] -= 1
         self._round = replace(self._round, kind="plain", cap=0, values=None)
+
+    def move(self) -> None:
+        """Let the costs be of the context of the round: another row may have moved them."""
+        self._costs.move(self._context)
 
     def end_others_round(self, outcome: RoundOutcome) -> None:
         """Take in a round that another source drafted: its tokens are still to be read."""
@@ -85,14 +116,17 @@ class ChainLookahead:
             ValueError: if `gamma_max` lies outside the latency table, or `lookup_gamma_max` is not positive.
         """
         check_integer("lookup_gamma_max", lookup_gamma_max, low=1)
-        model = _ModelSide(predictor, latency, gamma_max=gamma_max, config=config)
+        model = _ModelSide(
+            predictor,
+            latency,
+            gamma_max=gamma_max,
+            lookup_gamma_max=lookup_gamma_max,
+            config=config,
+        )
         self.gamma_max = max(model.gamma_max, lookup_gamma_max)
         self._model, self._lookup_gamma_max = model, lookup_gamma_max
-        self._costs = LookupCosts(self.gamma_max, latency)
-        assert self._costs.online is not None
-        model._costs = self._costs.online
-        accounts = Accounts(model._throughput, model._probes, model._guard)
-        self._pacing = LookupPacing(accounts)
+        self._costs = model.shared_costs
+        self._pacing = LookupPacing(model.accounts)
         self._plan = Plan()
         self._offered = False  # a match, whose first token the drafter will ask about
 
@@ -154,6 +188,7 @@ class ChainLookahead:
         if self._plan.gamma == 0 or outcome.drafted == 0:
             self._model.end_round(outcome)
             return
+        self._model.move()
         self._costs.observe(outcome)
         costs = self._costs.current
         assert costs is not None
@@ -162,13 +197,15 @@ class ChainLookahead:
 
     def for_rows(self, count: int) -> list[LookaheadPolicy]:
         """Return policies for the rows of a batch, as `AdaptiveLookahead` and `LookupLookahead` do."""
-        shared = copy.deepcopy(self)
+        pacing = copy.deepcopy(self._pacing)
+        costs: LookupCosts | None = None
         rows: list[LookaheadPolicy] = []
-        for _ in range(count):
-            row = copy.copy(shared)
-            row._model = shared._model.for_row()
-            accounts = replace(shared._pacing.accounts, guard=row._model._guard)
-            row._pacing = shared._pacing.for_row(accounts)
+        for model in self._model.for_rows(count):
+            assert isinstance(model, _ModelSide)
+            costs = costs or model.shared_costs  # one for all rows
+            row = copy.copy(self)
+            row._model, row._costs = model, costs
+            row._pacing = pacing.for_row(model.accounts)
             rows.append(row)
         return rows
 

@@ -9,7 +9,9 @@ guessed and hardly ever run is hoped to be cheaper by a deviation, or a step of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -42,14 +44,23 @@ def extended(costs: RoundCosts, gamma_max: int) -> RoundCosts:
 class GuessedCosts(OnlineCosts):
     """Costs kept up to date, of which those of long drafts are guesses to begin with."""
 
-    def __init__(self, table: RoundCosts, gamma_max: int) -> None:
+    def __init__(
+        self,
+        table: RoundCosts,
+        gamma_max: int,
+        at_context: Callable[[int], RoundCosts] | None = None,
+    ) -> None:
         """Carry a table on.
 
         Args:
             table: the costs as far as they were measured.
             gamma_max: most tokens to draft.
+            at_context: the table at a context of so many tokens; None: the same at all.
         """
-        super().__init__(extended(table, gamma_max))
+        further = None
+        if at_context is not None:
+            further = partial(_extended_at, at_context, gamma_max)
+        super().__init__(extended(table, gamma_max), further)
         measured = len(table.verify)
         lengths = np.arange(1, gamma_max + 2)
         off = GUESS * np.maximum(0.0, 1.0 - measured / lengths)  # [gamma_max + 1]
@@ -74,14 +85,31 @@ class GuessedCosts(OnlineCosts):
 class LookupCosts:
     """The costs of rounds that a lookup drafts, from a table or from the first plain rounds."""
 
-    def __init__(self, gamma_max: int, latency: LatencyTable | None) -> None:
-        self._gamma_max = gamma_max
-        self._longest = 0  # tokens drafted in a round, as far as is known what it takes
-        self.online: GuessedCosts | None = None  # None: nothing is known yet
+    def __init__(
+        self, gamma_max: int, online: GuessedCosts | None = None, *, longest: int = 0
+    ) -> None:
+        """Start from what is known.
+
+        Args:
+            gamma_max: most tokens to draft.
+            online: costs that may be shared; None: nothing is known yet.
+            longest: tokens drafted in a round, as far as is known what it takes.
+        """
+        self._gamma_max, self._longest = gamma_max, longest
+        self.online = online
         self._plain: list[RoundOutcome] = []
-        if latency is not None:
-            self.online = GuessedCosts(latency.costs(latency.gamma_max), gamma_max)
-            self._longest = latency.gamma_max
+
+    @classmethod
+    def of(cls, gamma_max: int, latency: LatencyTable | None, rows: int = 1) -> LookupCosts:
+        """Return those of a latency table, or of nothing."""
+        if latency is None:
+            return cls(gamma_max)
+        return cls(gamma_max, costs_of(latency, gamma_max, rows), longest=latency.gamma_max)
+
+    def move(self, context_length: int) -> None:
+        """Let the estimates be of a round at so many tokens of context."""
+        if self.online is not None:
+            self.online.move(context_length)
 
     @property
     def reach(self) -> int:
@@ -112,6 +140,18 @@ class LookupCosts:
                 ) in self._plain:  # how slow the machine is now is known, so a guess is what is off
                     self.online.observe(each, behind=None)
                 self._plain = []
+
+
+def costs_of(latency: LatencyTable, gamma_max: int, rows: int) -> GuessedCosts:
+    """Return the costs of a table for so many rows, carried on to `gamma_max`."""
+    costs = partial(latency.costs, latency.gamma_max, rows=rows)
+    return GuessedCosts(costs(), gamma_max, lambda context: costs(context_length=context))
+
+
+def _extended_at(
+    at_context: Callable[[int], RoundCosts], gamma_max: int, context_length: int
+) -> RoundCosts:
+    return extended(at_context(context_length), gamma_max)
 
 
 def _first_guess(plain: list[RoundOutcome]) -> RoundCosts:

@@ -19,6 +19,7 @@ from .latency import LatencyTable, MachineFingerprint
 from .lookahead_folder import read_lookahead
 from .lookup_costs import LookupCosts
 from .lookup_pacing import Accounts, LookupPacing, Plan
+from .throughput import Throughput
 
 DEFAULT_GAMMA_MAX = 32
 
@@ -49,9 +50,11 @@ class LookupLookahead:
         self.gamma_max = gamma_max
         self.config = config or AdaptiveConfig()
         self.kinds: Counter[str] = Counter()  # rounds by why they drafted or not
-        self._costs = LookupCosts(gamma_max, latency)
+        self.latency = latency
+        self._costs = LookupCosts.of(gamma_max, latency)
         self._pacing = LookupPacing(Accounts.open(self.config))
         self._since_plain = 0  # rounds since the last plain one
+        self._context = 1  # tokens when the round began
         self._plan = Plan()
 
     def begin_request(self, params: SamplingParams) -> None:
@@ -64,6 +67,7 @@ class LookupLookahead:
         Raises:
             ValueError: if the drafter looks nothing up.
         """
+        self._context = start.context_length
         self._plan = self._choose(start)
         self.kinds[self._plan.kind] += 1
         return self._plan.gamma
@@ -78,6 +82,7 @@ class LookupLookahead:
 
     def end_round(self, outcome: RoundOutcome) -> None:
         """Learn what the round took. What came of its look is learned from the next one."""
+        self._costs.move(self._context)  # another row may have moved it
         self._costs.observe(outcome)
         costs = self._costs.current
         if costs is not None:
@@ -87,10 +92,14 @@ class LookupLookahead:
     def for_rows(self, count: int) -> list[LookaheadPolicy]:
         """Return policies for the rows of a batch that learn costs, price and matches together.
 
-        They start from what this one knows and leave it as it is: a batch has other costs. Each has its
-        own request and guard.
+        They start from what this one knows and leave it as it is. A batch has costs and a price of its own:
+        those of the latency table for as many rows, or none that are known. Each row has its own request
+        and guard.
         """
         shared = copy.deepcopy(self)
+        if count > 1:
+            shared._costs = LookupCosts.of(self.gamma_max, self.latency, count)
+            shared._pacing.accounts.throughput = Throughput(self.config.half_life_rounds)
         rows: list[LookaheadPolicy] = []
         for _ in range(count):
             row = copy.copy(shared)
@@ -145,6 +154,7 @@ class LookupLookahead:
             )
         look = start.look()
         self._pacing.matches.see(look)
+        self._costs.move(self._context)
         costs, hoped = self._costs.current, self._costs.hoped
         if costs is None or hoped is None:
             return Plan("measure")
