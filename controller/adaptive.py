@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..data import History, signals
+from ..data import History
+from ..data.echoes import LookReader
 from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import AdaptiveConfig, check_integer
 from .costs import OnlineCosts
@@ -56,7 +57,7 @@ class _Round:
     survivals: list[float] = field(default_factory=list)  # S_1 … of drawn tokens, as predicted
 
 
-class AdaptiveLookahead:
+class AdaptiveLookahead(LookReader):
     """A LookaheadPolicy that maximises E[tokens] − λ·seconds, γ = 0 included."""
 
     reads_logits = True
@@ -134,10 +135,10 @@ class AdaptiveLookahead:
             draft_logits: [V_draft].
         """
         now = self._round
-        look = signals(draft_logits)
-        logit = self.predictor.token_logit(look, depth, now.known)
+        look, echo = self.see(draft_logits)
+        logit = self.predictor.token_logit(look, depth, now.known, echo)
         chance = sigmoid(logit + self._recentring.shift + self._hazards.offset(depth))
-        bin_ = self._forecast.bin(self.predictor.look_logit(look))
+        bin_ = self._forecast.bin(self.predictor.look_logit(look, echo))
         self._forecast.observe(bin_, now.bin)
         survival = now.survival * chance
         if now.values is not None and not now.values.wants_token(depth, survival, bin_):
@@ -232,6 +233,7 @@ class AdaptiveLookahead:
         self._temperature = temperature
         self._shared = shared
         self._history = History()
+        self.begin_text()
         self._recentring.begin_request(shared=shared)
         self._behind = 1
         self._context = 1  # tokens when the round began

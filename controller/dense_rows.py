@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import DenseText
+from ..data.echoes import NO_ECHO, Echo, EchoIndex
 from ..data.signals import RECENT_START, RECENT_WEIGHT
 from .config import FitConfig
 from .fitting import FitReport, fit_predictor
@@ -109,6 +110,7 @@ def _columns(text: DenseText, request: int) -> dict[str, npt.NDArray[Any]]:
     looks = text.looks[position, index]  # [rows, 3]
     tested = depth <= text.accepted_length[position] + 1
     accepted = depth <= text.accepted_length[position]
+    echoes = np.array(_echoes(text, position, index)).reshape(-1, len(NO_ECHO))  # [rows, 2]
     return {
         "request": np.full(len(depth), request),
         "prompt_id": np.full(len(depth), text.id),
@@ -127,4 +129,21 @@ def _columns(text: DenseText, request: int) -> dict[str, npt.NDArray[Any]]:
         "accepted": accepted,
         "acceptance_prob": np.where(tested, accepted.astype(np.float64), np.nan),
         "weight": chance[position],
+        "echo_agrees": echoes[:, 0],
+        "echo_differs": echoes[:, 1],
     }
+
+
+def _echoes(
+    text: DenseText, position: npt.NDArray[np.intp], index: npt.NDArray[np.intp]
+) -> list[Echo]:
+    """Return the echo of each drafted token; not known where the prompt is not."""
+    if not text.prompt:
+        return [NO_ECHO] * len(position)
+    found = EchoIndex()
+    committed = [*text.prompt, *text.tokens.tolist()]
+    drafts = text.drafts.tolist()
+    return [
+        found.echo(committed[: text.prompt_length + at], drafts[at][:drawn], drafts[at][drawn])
+        for at, drawn in zip(position.tolist(), index.tolist(), strict=True)
+    ]

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import History, Signals
+from ..data.echoes import NO_ECHO, Echo
 
 Array = npt.NDArray[np.float64]
 LOGIT_MAX = 12.0
 DEPTH_BUCKETS = 5  # 1, 2, 3, 4 and "5 or more": deep tokens are too few for a number each
 
-LOOK_FEATURES = ("logit_top1", "margin", "entropy")
+LOOK_FEATURES = ("logit_top1", "margin", "entropy", "echo_agrees", "echo_differs")
 DEPTH_FEATURES = tuple(f"depth_{depth}" for depth in range(1, DEPTH_BUCKETS + 1))
 ROUND_FEATURES = (
     "recent_acceptance",
@@ -45,6 +46,7 @@ TRACE_COLUMNS = (
     "prev_target_entropy",
     "recent_acceptance",
 )
+ECHO_COLUMNS = ("echo_agrees", "echo_differs")  # not known where the traces lack them
 
 
 def logit_of_logprob(logprob: float) -> float:
@@ -54,9 +56,9 @@ def logit_of_logprob(logprob: float) -> float:
     return max(-LOGIT_MAX, min(LOGIT_MAX, logprob - math.log(-math.expm1(logprob))))
 
 
-def look_features(look: Signals) -> tuple[float, ...]:
-    """Return the features of a draft distribution, in the order of LOOK_FEATURES."""
-    return logit_of_logprob(look.top1_logprob), look.margin, look.entropy
+def look_features(look: Signals, echo: Echo = NO_ECHO) -> tuple[float, ...]:
+    """Return the features of a draft distribution, in the order of LOOK_FEATURES; NaN where not known."""
+    return logit_of_logprob(look.top1_logprob), look.margin, look.entropy, *echo
 
 
 def depth_bucket(depth: int) -> int:
@@ -100,7 +102,8 @@ def feature_matrix(traces: Mapping[str, npt.NDArray[Any]]) -> Array:
     column = {name: np.asarray(traces[name], dtype=np.float64) for name in TRACE_COLUMNS}
     buckets = np.minimum(column["depth"], DEPTH_BUCKETS).astype(np.intp) - 1
     logits = [logit_of_logprob(value) for value in column["top1_logprob"].tolist()]
-    look = np.stack([np.array(logits), column["margin"], column["entropy"]], axis=1)
+    echoes = [_optional(traces, name, len(logits)) for name in ECHO_COLUMNS]
+    look = np.stack([np.array(logits), column["margin"], column["entropy"], *echoes], axis=1)
     known = np.stack(
         [
             column["recent_acceptance"],
@@ -113,3 +116,7 @@ def feature_matrix(traces: Mapping[str, npt.NDArray[Any]]) -> Array:
         axis=1,
     )
     return np.concatenate([look, np.eye(DEPTH_BUCKETS)[buckets], known], axis=1)
+
+
+def _optional(traces: Mapping[str, npt.NDArray[Any]], name: str, rows: int) -> Array:
+    return np.asarray(traces.get(name, np.full(rows, math.nan)), dtype=np.float64)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..data import DenseText, History, signals
+from ..data import DenseText, History
+from ..data.echoes import LookReader
 from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import check_integer
 from .economics import RoundCosts
@@ -26,7 +27,7 @@ ITERATIONS = 4  # of the price; Dinkelbach's converge faster than linearly
 SHIFT_STEP = 0.25  # logits; as in AdaptiveLookahead
 
 
-class InformedLookahead:
+class InformedLookahead(LookReader):
     """Maximises E[tokens] − λ·seconds with a λ, seconds and chances that stay as given."""
 
     reads_logits = True
@@ -39,6 +40,7 @@ class InformedLookahead:
         Args:
             price: λ in tokens per second.
         """
+        super().__init__()
         check_integer("gamma_max", gamma_max, low=1, high=costs.gamma_max)
         self.gamma_max = gamma_max
         self._predictor, self._costs, self._price = predictor, costs, price
@@ -54,6 +56,7 @@ class InformedLookahead:
     def begin_request(self, params: SamplingParams) -> None:
         self._temperature = params.temperature
         self._history = History()
+        self.begin_text()
 
     def begin_round(self, start: RoundStart) -> int:
         cap = min(self.gamma_max, start.gamma_limit)
@@ -70,9 +73,11 @@ class InformedLookahead:
         return self._values.wants_step(depth - 1, self._survival, self._bin)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
-        look = signals(draft_logits)
-        bin_ = self._forecast.bin(self._predictor.look_logit(look))
-        survival = self._survival * sigmoid(self._predictor.token_logit(look, depth, self._known))
+        look, echo = self.see(draft_logits)
+        bin_ = self._forecast.bin(self._predictor.look_logit(look, echo))
+        survival = self._survival * sigmoid(
+            self._predictor.token_logit(look, depth, self._known, echo)
+        )
         assert self._values is not None
         if not self._values.wants_token(depth, survival, bin_):
             return False

@@ -11,7 +11,15 @@ import numpy.typing as npt
 import torch
 
 from ..data import DenseText
-from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
+from ..spec import (
+    LookaheadPolicy,
+    ReadsTokens,
+    RoundOutcome,
+    RoundStart,
+    Said,
+    SamplingParams,
+    show_tokens,
+)
 from .bandit import GammaBandit
 from .economics import RoundCosts
 from .peers import ConfidenceThreshold, EntropyBound, HeuristicSchedule, SurvivalThreshold
@@ -100,7 +108,7 @@ def _from(default: float) -> list[float]:
 
 
 def join(texts: Sequence[DenseText]) -> DenseText:
-    """Return the texts as one of one request, the domains one after the other.
+    """Return the texts as one of one request, the domains one after the other, all prompts before them.
 
     Near the end of each part as few tokens may be drafted as before.
     """
@@ -114,6 +122,8 @@ def join(texts: Sequence[DenseText]) -> DenseText:
         looks=np.concatenate([text.looks for text in texts]),
         acceptance_prob=np.concatenate([text.acceptance_prob for text in texts]),
         target_looks=np.concatenate([text.target_looks for text in texts]),
+        prompt=tuple(token for text in texts for token in text.prompt),
+        prompt_length=sum(text.prompt_length for text in texts),
     )
 
 
@@ -149,7 +159,7 @@ def _progress(
     return np.append(0.0, tokens[later] - begin), np.append(0.0, seconds[later] - at)
 
 
-class _Logged:
+class _Logged(ReadsTokens):
     """Decides as another policy and keeps (tokens, seconds) of each round."""
 
     def __init__(self, inner: LookaheadPolicy) -> None:
@@ -165,6 +175,9 @@ class _Logged:
 
     def wants_step(self, depth: int) -> bool:
         return self.inner.wants_step(depth)
+
+    def read(self, said: Said) -> None:
+        show_tokens(self.inner, said)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self.inner.wants_token(depth, draft_logits)

@@ -16,7 +16,8 @@ import math
 
 import torch
 
-from ..data import History, Signals, signals
+from ..data import History, signals
+from ..data.echoes import LookReader
 from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
 from .config import check_integer, check_number
 from .features import known_before
@@ -94,7 +95,7 @@ class _StopAfter:
         return not self._stopped
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
-        self._stopped = self._falls_short(depth, signals(draft_logits))
+        self._stopped = self._falls_short(depth, draft_logits)
         return True
 
     def end_round(self, outcome: RoundOutcome) -> None:
@@ -103,7 +104,7 @@ class _StopAfter:
     def for_rows(self, count: int) -> list[LookaheadPolicy]:
         return [copy.deepcopy(self) for _ in range(count)]
 
-    def _falls_short(self, depth: int, look: Signals) -> bool:
+    def _falls_short(self, depth: int, draft_logits: torch.Tensor) -> bool:
         raise NotImplementedError
 
 
@@ -124,8 +125,8 @@ class ConfidenceThreshold(_StopAfter):
         super().__init__(gamma_max)
         self._threshold = threshold
 
-    def _falls_short(self, depth: int, look: Signals) -> bool:
-        return math.exp(look.top1_logprob) < self._threshold
+    def _falls_short(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        return math.exp(signals(draft_logits).top1_logprob) < self._threshold
 
     def __repr__(self) -> str:
         return f"ConfidenceThreshold({self._threshold}, gamma_max={self.gamma_max})"
@@ -144,14 +145,14 @@ class EntropyBound(_StopAfter):
         super().__init__(gamma_max)
         self._bound = bound
 
-    def _falls_short(self, depth: int, look: Signals) -> bool:
-        return math.sqrt(look.entropy) > self._bound
+    def _falls_short(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        return math.sqrt(signals(draft_logits).entropy) > self._bound
 
     def __repr__(self) -> str:
         return f"EntropyBound({self._bound}, gamma_max={self.gamma_max})"
 
 
-class SurvivalThreshold(_StopAfter):
+class SurvivalThreshold(LookReader, _StopAfter):
     """SpecDec++: stop once 1 − S_k, the chance that any drafted token is rejected, exceeds a threshold
     (arXiv 2405.19715).
 
@@ -164,7 +165,8 @@ class SurvivalThreshold(_StopAfter):
     ) -> None:
         """Stop once 1 − S_k > `threshold`, in [0, 1]."""
         check_number("threshold", threshold, low=0.0, high=1.0)
-        super().__init__(gamma_max)
+        LookReader.__init__(self)
+        _StopAfter.__init__(self, gamma_max)
         self._predictor = predictor
         self._threshold = threshold
         self._temperature = 1.0
@@ -174,6 +176,7 @@ class SurvivalThreshold(_StopAfter):
     def begin_request(self, params: SamplingParams) -> None:
         self._temperature = params.temperature
         self._history = History()
+        self.begin_text()
 
     def begin_round(self, start: RoundStart) -> int:
         self._survival = 1.0
@@ -184,9 +187,10 @@ class SurvivalThreshold(_StopAfter):
     def end_round(self, outcome: RoundOutcome) -> None:
         self._history.update(outcome)
 
-    def _falls_short(self, depth: int, look: Signals) -> bool:
+    def _falls_short(self, depth: int, draft_logits: torch.Tensor) -> bool:
         predictor = self._predictor
-        logit = self._base + predictor.depth_logit(depth) + predictor.look_logit(look)
+        look, echo = self.see(draft_logits)
+        logit = self._base + predictor.depth_logit(depth) + predictor.look_logit(look, echo)
         self._survival *= sigmoid(logit)
         return 1.0 - self._survival > self._threshold
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..data import Signals
+from ..data.echoes import NO_ECHO, Echo
 from .curved import CurvedLogit
 from .features import (
     DEPTH,
@@ -32,7 +33,7 @@ from .forecast import ForecastPrior
 from .linear import LinearLogit
 
 Array = npt.NDArray[np.float64]
-SCHEMA = 1
+SCHEMA = 2  # 2: echoes
 GOLDEN_TOLERANCE = 1e-6
 _GOLDEN_STEPS = (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, math.nan)
 
@@ -68,11 +69,13 @@ class AcceptancePredictor:
         only_depth[:, DEPTH] = np.eye(DEPTH_BUCKETS)
         object.__setattr__(self, "_depth", tuple(self.linear.terms(only_depth).sum(1).tolist()))
 
-    def look_logit(self, look: Signals) -> float:
-        """Return the part of the logit that the draft's distribution gives. A microsecond."""
+    def look_logit(self, look: Signals, echo: Echo = NO_ECHO) -> float:
+        """Return the part of the logit that the draft's distribution gives. Two microseconds."""
         total = 0.0
-        for (slope, mean, low, high), value in zip(self._look, look_features(look), strict=True):
-            total += slope * ((low if value < low else min(value, high)) - mean)
+        values = look_features(look, echo)
+        for (slope, mean, low, high), value in zip(self._look, values, strict=True):
+            if value == value:  # else not known, which counts as the mean
+                total += slope * ((low if value < low else min(value, high)) - mean)
         return total
 
     def depth_logit(self, depth: int) -> float:
@@ -91,17 +94,19 @@ class AcceptancePredictor:
                 total += slope * (max(low, min(value, high)) - mean)
         return total
 
-    def token_logit(self, look: Signals, depth: int, known: Sequence[float]) -> float:
+    def token_logit(
+        self, look: Signals, depth: int, known: Sequence[float], echo: Echo = NO_ECHO
+    ) -> float:
         """Return the logit of a token whose look is known. Up to tens of microseconds.
 
         Args:
             known: what `round_features` returns; NaN where not known.
         """
         if self.curved is None:
-            return self.round_logit(known) + self.look_logit(look) + self.depth_logit(depth)
+            return self.round_logit(known) + self.look_logit(look, echo) + self.depth_logit(depth)
         depths = [0.0] * DEPTH_BUCKETS
         depths[depth_bucket(depth)] = 1.0
-        return self.curved.logit((*look_features(look), *depths, *known))
+        return self.curved.logit((*look_features(look, echo), *depths, *known))
 
     def predict(self, features: Array) -> Array:
         """Return chances of acceptance, [N, len(FEATURES)] to [N]."""

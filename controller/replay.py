@@ -17,7 +17,7 @@ import torch
 
 from ..data import DenseText, Signals
 from ..data.signals import NO_SIGNALS
-from ..spec import LookaheadPolicy, OneHot, RoundOutcome, SamplingParams
+from ..spec import LookaheadPolicy, OneHot, RoundOutcome, Said, SamplingParams, show_tokens
 from ..spec.policy import ask_gamma
 from .economics import RoundCosts
 from .shown_laws import shown_law
@@ -75,8 +75,11 @@ def replay(policy: LookaheadPolicy, texts: Iterable[DenseText], costs: RoundCost
         check_reach(policy.gamma_max, text, costs)
         policy.begin_request(GREEDY)
         position = 0
+        committed = list(text.prompt)
         while position < len(text.tokens):
-            position += _round(policy, text, position, costs, run)
+            emitted = _round(policy, text, position, committed, costs, run)
+            committed += text.tokens[position : position + emitted].tolist()
+            position += emitted
     return run
 
 
@@ -123,15 +126,29 @@ def check_reach(gamma: int, text: DenseText, costs: RoundCosts) -> None:
 
 
 def _round(
-    policy: LookaheadPolicy, text: DenseText, position: int, costs: RoundCosts, run: Replay
+    policy: LookaheadPolicy,
+    text: DenseText,
+    position: int,
+    committed: list[int],
+    costs: RoundCosts,
+    run: Replay,
 ) -> int:
-    """Decode one round and return how many tokens were emitted."""
+    """Decode one round and return how many tokens were emitted.
+
+    Args:
+        committed: the prompt, empty where it is not known, and `position` tokens.
+    """
+    drafts = text.drafts[position].tolist()
     cap = ask_gamma(policy, text.prompt_length + position, int(text.gamma_limit[position]))
     steps = drawn = 0
     while drawn < cap and policy.wants_step(drawn + 1):  # as ModelDrafter.propose
         steps += 1
         look = Signals(*text.looks[position, drawn].tolist())
-        if not policy.wants_token(drawn + 1, shown_law(look)):
+        law = shown_law(look)
+        if text.prompt:
+            kept = torch.full(law.shape, drafts[drawn])  # the likeliest token is the one drafted
+            show_tokens(policy, Said(committed, drafts[:drawn], kept))
+        if not policy.wants_token(drawn + 1, law):
             break
         drawn += 1
     accepted = min(drawn, int(text.accepted_length[position]))

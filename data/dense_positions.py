@@ -50,6 +50,7 @@ class DenseText:
     looks: Array  # [N, Γ, 3], of the draft's raw law before each draw; NaN where none
     acceptance_prob: Array  # [N, Γ], Σ min(p, q) at temperature 1; NaN past the first rejection
     target_looks: Array  # [N, 3], of the target's raw law that gave tokens[t]
+    prompt: tuple[int, ...] = ()  # empty where it was not recorded
 
     @property
     def gamma_max(self) -> int:
@@ -195,6 +196,7 @@ def dense_text(
         looks=looks,
         acceptance_prob=soft,
         target_looks=np.array([signals(row) for row in text.logits[:count]]),
+        prompt=tuple(text.prompt),
     )
 
 

@@ -25,7 +25,8 @@ from .manifests import MANIFEST_FILE, load_manifest, refuse_other_origin
 from .parquet import write_parquet
 from .traces import model_drafter
 
-SCHEMA = 1
+SCHEMA = 2  # 2: the prompt's tokens
+READABLE = (1, 2)
 LOOKS = ("top1_logprob", "margin", "entropy")  # the fields of Signals
 _TARGET_LOOKS = tuple(f"target_{name}" for name in LOOKS)
 _INTEGERS = (
@@ -45,6 +46,7 @@ COLUMNS: dict[str, str] = {
     "drafts": "list<int64>",  # up to gamma_max, fewer where gamma_limit is less
     **dict.fromkeys(LOOKS, "list<float64>"),  # of the draft's law before each draw
     "acceptance_prob": "list<float64>",  # Σ min(p, q) at temperature 1; NaN past the first rejection
+    "prompt": "list<int64>",  # at position 0, else empty
 }
 """Name of each column of a part -> its kind. The features of a round follow from these: its context is
 prompt_length + position tokens, its previous target law that of the row before."""
@@ -72,7 +74,7 @@ class DenseManifest:
         def make(content: dict[str, Any]) -> DenseManifest:
             return cls(**(content | {"config": DenseConfig(**content["config"])}))
 
-        return load_manifest(folder, make, schema=SCHEMA, what="dense traces")
+        return load_manifest(folder, make, schema=READABLE, what="dense traces")
 
 
 def record_dense_traces(
@@ -139,10 +141,10 @@ def read_dense_traces(folder: str | Path) -> list[DenseText]:
     texts = []
     for path in sorted(Path(folder).glob("part-*.parquet")):
         table = pyarrow.parquet.read_table(path)
-        if set(table.column_names) != set(COLUMNS):
-            differing = sorted(set(table.column_names) ^ set(COLUMNS))
+        differing = sorted(set(table.column_names) ^ set(COLUMNS))
+        if differing not in ([], ["prompt"]):  # which schema 1 lacks
             raise ValueError(f"{path}: columns differ from those of this version: {differing}")
-        columns = {name: table[name].to_pylist() for name in COLUMNS}
+        columns = {name: table[name].to_pylist() for name in table.column_names}
         begins = [row for row, position in enumerate(columns["position"]) if position == 0]
         for begin, stop in zip(begins, [*begins[1:], table.num_rows], strict=True):
             of_text = {name: column[begin:stop] for name, column in columns.items()}
@@ -196,6 +198,7 @@ def _rows(text: DenseText, index: int) -> list[dict[str, Any]]:
                 "drafts": text.drafts[position, :drafted].tolist(),
                 **dict(zip(LOOKS, looks, strict=True)),
                 "acceptance_prob": text.acceptance_prob[position, :drafted].tolist(),
+                "prompt": [] if position else list(text.prompt),
             }
         )
     return rows
@@ -221,6 +224,7 @@ def _text(columns: dict[str, list[Any]], gamma_max: int) -> DenseText:
         looks=np.stack([padded(name, np.nan) for name in LOOKS], axis=-1),
         acceptance_prob=padded("acceptance_prob", np.nan),
         target_looks=np.stack([np.array(columns[name]) for name in _TARGET_LOOKS], axis=-1),
+        prompt=tuple(columns["prompt"][0]) if "prompt" in columns else (),
     )
 
 

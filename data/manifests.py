@@ -13,13 +13,17 @@ Manifest = TypeVar("Manifest")
 
 
 def load_manifest(
-    folder: str | Path, make: Callable[[dict[str, Any]], Manifest], *, schema: int, what: str
+    folder: str | Path,
+    make: Callable[[dict[str, Any]], Manifest],
+    *,
+    schema: int | tuple[int, ...],
+    what: str,
 ) -> Manifest:
     """Return what the folder's manifest says.
 
     Args:
         make: makes it of the file's content; any misfit is a KeyError, TypeError or ValueError.
-        schema: the version that is read.
+        schema: the version that is read, or all that are.
         what: the folder holds, such as "a corpus" or "traces".
 
     Raises:
@@ -31,8 +35,10 @@ def load_manifest(
         raise ValueError(f"folder: {folder} holds no {none}: it has no {MANIFEST_FILE}")
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if content.get("schema") != schema:
-            raise ValueError(f"schema is {content.get('schema')!r}, expected {schema}")
+        readable = schema if isinstance(schema, tuple) else (schema,)
+        if content.get("schema") not in readable:
+            wanted = " or ".join(map(str, readable))
+            raise ValueError(f"schema is {content.get('schema')!r}, expected {wanted}")
         return make(content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not {what} of this version: {error}") from error

@@ -32,7 +32,14 @@ NO_SIGNALS = Signals(math.nan, math.nan, math.nan)
 
 
 def signals(logits: torch.Tensor) -> Signals:
-    """Return the signals of one row of raw logits; masked tokens (-inf) count as impossible.
+    """Return the signals of one row of raw logits [V]; see `signals_and_top`."""
+    return signals_and_top(logits)[0]
+
+
+def signals_and_top(logits: torch.Tensor) -> tuple[Signals, int]:
+    """Return the signals of one row of raw logits, and where its highest is.
+
+    Masked tokens (-inf) count as impossible.
 
     Costs a topk(2), an exp, a dot and three cheaper passes over the row, and one host read: on one
     busy CPU core 0.13 ms for V = 16k and 0.3 ms for 49k, topk and exp two thirds of it. All three
@@ -44,18 +51,20 @@ def signals(logits: torch.Tensor) -> Signals:
     import torch  # here, so that importing the package's settings stays quick
 
     row = logits.detach().float()
-    top = row.topk(min(2, row.shape[-1])).values
+    top, places = row.topk(min(2, row.shape[-1]))
     shifted = row - top[0]  # [V], at most 0: neither exp nor the dot can overflow
     weights = shifted.exp()
-    numbers = [top[0], top[-1], weights.sum(), weights @ shifted.clamp(min=_LOWEST)]
-    first, second, total, dot = torch.stack(numbers).tolist()
+    sums = [weights.sum(), weights @ shifted.clamp(min=_LOWEST)]
+    numbers = torch.stack([top[0], top[-1], *sums, places[0].float()])  # a place is exact below 2**24
+    first, second, total, dot, place = numbers.tolist()
     margin = first - second if row.shape[-1] > 1 else MARGIN_MAX
     log_total = math.log(total)
-    return Signals(
+    found = Signals(
         top1_logprob=-log_total,
         margin=min(margin, MARGIN_MAX),
         entropy=max(log_total - dot / total, 0.0),  # rounding can put it a hair below 0
     )
+    return found, int(place)
 
 
 class History:

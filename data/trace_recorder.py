@@ -14,11 +14,14 @@ from ..spec import (
     LookaheadPolicy,
     RoundOutcome,
     RoundStart,
+    Said,
     SamplingParams,
     acceptance_prob,
     dense,
+    show_tokens,
 )
-from .signals import History, Signals, signals
+from .echoes import Echo, LookReader
+from .signals import History, Signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,11 @@ class TraceRow:
     tested: bool  # all tokens drafted before it in the round were accepted
     accepted: bool
     acceptance_prob: float  # Σ min(p, q) as used; NaN where not tested
+    echo_agrees: float  # see Echo; known before the draw, as is the next
+    echo_differs: float
 
 
-class TraceRecorder:
+class TraceRecorder(LookReader):
     """A lookahead that decides as `inner` does and writes down what it saw, into `rows`.
 
     Transparent: every call is passed on and its answer returned unchanged. It adds its own work to
@@ -53,6 +58,7 @@ class TraceRecorder:
     reads_logits = True
 
     def __init__(self, inner: LookaheadPolicy) -> None:
+        super().__init__()
         self.inner = inner
         self.gamma_max = inner.gamma_max
         self.rows: list[TraceRow] = []
@@ -61,7 +67,7 @@ class TraceRecorder:
         self._temperature = math.nan
         self._history = History()
         self._context_length = 0
-        self._drawn: list[Signals] = []  # of this round's tokens, in order
+        self._drawn: list[tuple[Signals, Echo]] = []  # of this round's tokens, in order
 
     def label(self, prompt_id: str, domain: str) -> None:
         """Name the prompt of the next requests."""
@@ -71,6 +77,7 @@ class TraceRecorder:
         self._request, self._round = self._request + 1, -1
         self._temperature = params.temperature
         self._history = History()
+        self.begin_text()
         self.inner.begin_request(params)
 
     def begin_round(self, start: RoundStart) -> int:
@@ -82,10 +89,14 @@ class TraceRecorder:
     def wants_step(self, depth: int) -> bool:
         return self.inner.wants_step(depth)
 
+    def read(self, said: Said) -> None:
+        super().read(said)
+        show_tokens(self.inner, said)
+
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         wanted = self.inner.wants_token(depth, draft_logits)
         if wanted:
-            self._drawn.append(signals(draft_logits))
+            self._drawn.append(self.see(draft_logits))
         return wanted
 
     def end_round(self, outcome: RoundOutcome) -> None:
@@ -94,7 +105,8 @@ class TraceRecorder:
         p = dense(outcome.target_probs)[:tested]  # [tested, V]
         q = dense(outcome.draft_probs, like=p)[:tested]  # [tested, V]
         alphas = [*acceptance_prob(p, q).tolist(), *[math.nan] * (outcome.drafted - tested)]
-        for depth, (law, alpha) in enumerate(zip(self._drawn, alphas, strict=True), start=1):
+        looks = zip(self._drawn, alphas, strict=True)
+        for depth, ((law, echo), alpha) in enumerate(looks, start=1):
             self.rows.append(
                 TraceRow(
                     request=self._request,
@@ -113,6 +125,8 @@ class TraceRecorder:
                     tested=depth <= tested,
                     accepted=depth <= outcome.accepted,
                     acceptance_prob=alpha,
+                    echo_agrees=echo.agrees,
+                    echo_differs=echo.differs,
                 )
             )
         self._history.update(outcome)

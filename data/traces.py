@@ -36,7 +36,7 @@ from .trace_recorder import TraceRecorder, TraceRow
 
 TRACES_FILE = "traces.parquet"
 TEXTS_FILE = "texts.jsonl"
-SCHEMA = 1
+SCHEMA = 2  # 2: echoes
 
 COLUMNS: dict[str, str] = {column.name: str(column.type) for column in fields(TraceRow)}
 """Name of each column -> "int", "float", "bool" or "str"."""

@@ -33,7 +33,15 @@ from .one_hot import Laws, OneHot, dense
 from .output import RequestOutput, TokenLogprob
 from .packed import PackedLinear, layer_kernels, pack_linears, shared_copy, unpacked
 from .params import SamplingParams
-from .policy import FixedLookahead, LookaheadPolicy, RoundOutcome, RoundStart
+from .policy import (
+    FixedLookahead,
+    LookaheadPolicy,
+    ReadsTokens,
+    RoundOutcome,
+    RoundStart,
+    Said,
+    show_tokens,
+)
 from .processors import Processor
 from .prompts import encode_text, render_chat
 from .round import decode_round
@@ -75,12 +83,14 @@ __all__ = [
     "Processor",
     "PromptLookupDrafter",
     "Proposal",
+    "ReadsTokens",
     "RequestOutput",
     "RoundOutcome",
     "RoundStart",
     "RowByRow",
     "RowOutput",
     "RowsDraws",
+    "Said",
     "SamplingParams",
     "SelfDrafter",
     "SharedTokensDrafter",
@@ -115,6 +125,7 @@ __all__ = [
     "save_kept_tokens",
     "settle_cpu",
     "shared_copy",
+    "show_tokens",
     "strip_padding",
     "target_width",
     "text_hash",

@@ -12,6 +12,7 @@ from .batch_cached import CachedRows
 from .batch_draws import RowsDraws
 from .batch_row import Row, blamed_on, check_token, sound
 from .draft_temperature import DraftTemperature, as_draft_temperature
+from .policy import Said, show_tokens
 from .spreading import spread
 
 
@@ -109,6 +110,7 @@ class ModelRowsDrafter:
         drawing: list[tuple[Row, torch.Tensor]] = []
         for row, look in zip(rows, logits, strict=True):
             with blamed_on(row):
+                show_tokens(row.policy, Said(row.tokens, row.drafted, self._kept))
                 if row.policy.wants_token(depth, look[0]):
                     drawing.append((row, self._law(row, look)))
         if not drawing:

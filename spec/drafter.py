@@ -15,7 +15,7 @@ from .draws import Draws, drawn
 from .law import TokenLaw
 from .ngrams import Match
 from .one_hot import Laws, OneHot
-from .policy import LookaheadPolicy
+from .policy import LookaheadPolicy, Said, show_tokens
 from .spreading import spread
 
 
@@ -129,6 +129,7 @@ class ModelDrafter:
             new = uncovered(self.cached.cover, tokens, drafted)
             logits = self.cached.advance(new)  # [1, V_draft]
             steps += 1
+            show_tokens(policy, Said(tokens, drafted, self.kept))
             if not policy.wants_token(depth, logits[0]):
                 break
             row = law.laws(

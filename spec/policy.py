@@ -2,13 +2,14 @@
 
 A policy must be *non-anticipating*: whether token k is drafted may depend on everything known before
 it is drawn (earlier rounds, the tokens drafted before it, the draft's distribution for it), never on
-the token itself. The shape of the protocol holds this: a policy is never shown a token before its
-fate is sealed, and has no way to withdraw one that was drawn.
+the token itself. The shape of the protocol holds this: a policy is asked before each draw and has no way
+to withdraw a token that was drawn, so it may be shown those drawn before (`ReadsTokens`).
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,27 @@ class RoundOutcome:
     target_logits: torch.Tensor  # [drafted + 1, V], raw; row k judged drafted token k + 1
     target_probs: Laws  # [drafted + 1, V], p as used; see `dense`
     draft_probs: Laws  # [drafted, V], q as drawn from
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """The tokens that the next drafted token will follow. All are committed or will be verified."""
+
+    committed: Sequence[int]  # prompt included; read only what is new: it grows with the text
+    drafted: Sequence[int]  # in this round so far
+    kept: torch.Tensor | None = None  # [V_draft], the token of each draft logit; None: the same ids
+
+    def token(self, index: int) -> int:
+        """Return the token that a draft logit stands for."""
+        return index if self.kept is None else int(self.kept[index])
+
+
+class ReadsTokens:
+    """Base of policies that look at tokens too. One that is not told, by some drafter, does without."""
+
+    def read(self, said: Said) -> None:
+        """Take in what the token of the next `wants_token` would follow; called right before it."""
+        raise NotImplementedError
 
 
 class LookaheadPolicy(Protocol):
@@ -85,6 +107,12 @@ class LookaheadPolicy(Protocol):
 
         All rows decide before any of them is told how the round ended.
         """
+
+
+def show_tokens(policy: LookaheadPolicy, said: Said) -> None:
+    """Show the tokens to a policy that reads them."""
+    if isinstance(policy, ReadsTokens):
+        policy.read(said)
 
 
 def ask_gamma(

@@ -309,8 +309,8 @@ def test_what_differs_is_named(recorded: Path, tmp_path: Path) -> None:
     data = (recorded / "traces.parquet").read_bytes()
     (tmp_path / "traces.parquet").write_bytes(data)
     assert len(read_traces(tmp_path)["depth"]) == content["rows"]
-    with_manifest(schema=2)
-    with pytest.raises(ValueError, match="schema is 2, expected 1"):
+    with_manifest(schema=3)
+    with pytest.raises(ValueError, match="schema is 3, expected 2"):
         read_traces(tmp_path)
     with_manifest(sha256="0" * 64)
     with pytest.raises(ValueError, match="not the file that"):
