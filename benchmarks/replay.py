@@ -11,17 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from foredraft.controller import (
     AcceptancePredictor,
     AdaptiveLookahead,
+    FitConfig,
     LatencyTable,
     MachineFingerprint,
     RoundCosts,
+    choose_predictor,
     fit_predictor_from_dense,
 )
+from foredraft.controller.dense_rows import score_depths
+from foredraft.controller.families import FAMILIES
 from foredraft.controller.informed import informed_bound
 from foredraft.controller.judging import (
     Judged,
@@ -41,23 +46,43 @@ RATIOS = (0.05, 0.1, 0.2)
 
 
 def compare(
-    fit_on: Sequence[DenseText], texts: Sequence[DenseText], models: Mapping[str, RoundCosts]
+    fit_on: Sequence[DenseText],
+    texts: Sequence[DenseText],
+    models: Mapping[str, RoundCosts],
+    families: Sequence[str] = ("linear",),
 ) -> dict[str, Any]:
-    """Return for each cost model the speedups of all policies, in total and by domain, and their settings."""
-    report = fit_predictor_from_dense(fit_on)
-    own = fit_predictor_from_dense(texts).predictor
+    """Return for each cost model the speedups of all policies, in total and by domain, and their settings.
+
+    Args:
+        families: of predictors; where there are several the quickest on the texts of the fit is taken.
+    """
+    family = families[0]
+    if len(families) > 1:
+        family = choose_predictor(fit_on, models, families=families).family
+    report = fit_predictor_from_dense(fit_on, config=FitConfig(family=family))
+    own = fit_predictor_from_dense(texts, config=FitConfig(family=family)).predictor
+    looks = fit_predictor_from_dense([replace(text, prompt=()) for text in fit_on]).predictor
     most = min(costs.gamma_max for costs in models.values())
     any_costs = next(iter(models.values()))
     blind = {  # what they do does not depend on the costs
         name: [judge(make, texts, any_costs, setting=setting) for setting, make in makes.items()]
-        for name, makes in peers(report.predictor, most).items()
+        for name, makes in peers(looks, most, echoing=report.predictor).items()
     }
     figures = {
         name: _of_costs(report.predictor, own, blind, texts, costs)
         for name, costs in models.items()
     }
     return {
-        "fitted on": {"texts": len(fit_on), "auc": report.auc, "ece": report.ece},
+        "fitted on": {
+            "texts": len(fit_on),
+            "family": family,
+            "auc": report.auc,
+            "log loss": report.log_loss,
+            "log loss, raw": report.log_loss_raw,
+            "ece": report.ece,
+            "ece, raw": report.ece_raw,
+        },
+        "depths": [asdict(row) for row in score_depths(report.predictor, texts)],
         "texts": len(texts),
         "tokens": sum(len(text.tokens) for text in texts),
         "costs": figures,
@@ -169,7 +194,18 @@ def _switches(
 
 def render(figures: Mapping[str, Any]) -> str:
     """Return the figures as a table for each cost model."""
-    lines = []
+    fitted = figures["fitted on"]
+    said = ", ".join(
+        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in fitted.items()
+    )
+    lines = [f"fitted on: {said}", ""]
+    lines.append("depth  tokens     ECE   floor  excess     S_k observed       ±")
+    for row in figures["depths"]:
+        names = ("ece", "ece_floor", "excess", "survival", "observed", "survival_error")
+        shown = "".join(f"{row[name]:8.3f}" for name in names)
+        lines.append(f"{row['depth']:5}{row['tokens']:8}{shown}")
+    lines.append("")
     for name, content in figures["costs"].items():
         rows = content["rows"]
         domains = list(rows["plain"]["domains"])
@@ -193,17 +229,23 @@ def render(figures: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", type=Path, required=True, help="dense traces to fit on")
+    parser.add_argument(
+        "--fit", type=Path, nargs="+", required=True, help="folders of dense traces to fit on"
+    )
     parser.add_argument("--texts", type=Path, required=True, help="dense traces to judge on")
     parser.add_argument("--latency", type=Path, help="a measured latency.json, of any machine")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=["linear"], help="predictors to choose from"
+    )
     options = parser.parse_args()
     texts = mixed(read_dense_traces(options.texts))
     most = min(text.gamma_max for text in texts)
     models = {f"flat, c = {ratio}": flat_costs(ratio, most) for ratio in RATIOS}
     if options.latency is not None:
         models["measured"] = _measured(options.latency, most)
-    figures = compare(mixed(read_dense_traces(options.fit)), texts, models)
+    fit_on = mixed([text for folder in options.fit for text in read_dense_traces(folder)])
+    figures = compare(fit_on, texts, models, options.families)
     print(render(figures))
     if options.output is not None:
         options.output.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")

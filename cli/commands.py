@@ -107,7 +107,7 @@ def run_fit(config: FitCommand) -> None:
                     progress=lambda done, wanted, rows: update(done, wanted, f"{rows} drafted"),
                 )
             )
-    print(fitting.fit(decoder, traces, folder, config.gamma_max))
+    print(fitting.fit(decoder, traces, folder, config.gamma_max, report_to=config.report_to))
 
 
 def run_compare(config: CompareCommand) -> None:

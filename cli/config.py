@@ -129,6 +129,22 @@ class FitCommand:
     """Device of both models."""
     dtype: str = "float32"
     """float32, bfloat16 or float16."""
+    report_to: str = "none"
+    """"wandb" also logs the figures there (offline without a key)."""
+
+    def __post_init__(self) -> None:
+        if self.report_to not in ("none", "wandb"):
+            raise ValueError(f'report_to must be "none" or "wandb", got {self.report_to!r}')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCommand:
+    """Show a fitted lookahead as a page: reliability by depth, speed by γ, regret, by domain; by replay."""
+
+    lookahead: str
+    """Folder that `foredraft fit` wrote; the page goes in there."""
+    texts: str | None = None
+    """Dense traces of other texts than it was fitted on; none: those of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

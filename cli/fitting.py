@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from ..controller import (
     AdaptiveLookahead,
     FitReport,
     LatencyTable,
+    RoundCosts,
+    choose_predictor,
     fit_predictor,
     fit_predictor_from_dense,
     measure_latency,
 )
+from ..controller.oracle import yardsticks
 from ..data import (
     CorpusConfig,
     DenseConfig,
+    DenseText,
     Prompt,
     TraceConfig,
     read_corpus,
@@ -32,9 +37,10 @@ from ..data import (
 from ..data.manifests import MANIFEST_FILE
 from ..spec import ModelDrafter, SpeculativeDecoder, encode_text, model_fingerprint
 from ..train import evaluate_draft
+from .fit_summary import FIT_FILE, choice_content, fit_line, log_fit, write_fit
 from .report_data import Latency, LoopAlpha, Predictor, ReliabilityBin
 
-FIT_FILE = "fit.json"
+FAMILIES = ("linear", "trees")  # of predictors; the first is kept unless another is clearly quicker
 GREEDY, DENSE = (
     "greedy",
     "dense",
@@ -74,36 +80,67 @@ def trace_everywhere(
     return f"{len(rows)} greedy answers, drafted from each of {positions} positions"
 
 
-def fit(decoder: SpeculativeDecoder, traces: Path, folder: Path, gamma_max: int) -> str:
+def fit(
+    decoder: SpeculativeDecoder,
+    traces: Path,
+    folder: Path,
+    gamma_max: int,
+    *,
+    report_to: str = "none",
+) -> str:
     """Measure this machine, fit the predictor, write the lookahead folder; return a line about it.
 
     Args:
         traces: what `trace` recorded, or `trace_everywhere`, or both: then the sampled texts of the one and
             all of the other.
+        report_to: "wandb" also logs the figures there.
     """
     target = model_fingerprint(decoder.target.model)
     draft = model_fingerprint(drafter_of(decoder).cached.model)
     prompt = encode_text(decoder.tokenizer, "The quick brown fox jumps over the lazy dog. ")
     table = measure_latency(decoder, gamma_max, prompt=prompt, target=target, draft=draft)
-    report = _fit_predictor(traces, target, draft)
+    report, choice = _fit_predictor(traces, target, draft, table.costs(gamma_max))
     AdaptiveLookahead(report.predictor, table, gamma_max=gamma_max).save(folder)
-    (folder / FIT_FILE).write_text(json.dumps(report.to_dict(), default=float) + "\n")
+    write_fit(report, choice, folder)
+    logged = f"; {log_fit(report, choice, folder)}" if report_to == "wandb" else ""
     verify = "/".join(f"{1e3 * seconds:.0f}" for seconds in table.verify_seconds)
     return (
-        f"AUC {report.auc:.2f}, ECE {report.ece_raw:.3f} before and {report.ece:.3f} after "
-        f"calibration; draft step {1e3 * table.draft_step_seconds:.1f} ms, "
-        f"verify 1…{gamma_max + 1} tokens {verify} ms"
+        f"{fit_line(report, choice)}; draft step {1e3 * table.draft_step_seconds:.1f} ms, "
+        f"verify 1…{gamma_max + 1} tokens {verify} ms{logged}"
     )
 
 
-def _fit_predictor(traces: Path, target: str, draft: str) -> FitReport:
+def _fit_predictor(
+    traces: Path, target: str, draft: str, costs: RoundCosts
+) -> tuple[FitReport, dict[str, Any] | None]:
+    """Return the predictor, and how it was chosen: by replay, where there are texts enough for it."""
     decoded = read_traces(traces) if (traces / MANIFEST_FILE).is_file() else None
     if (traces / DENSE).is_dir():
         texts = read_dense_traces(traces / DENSE)
-        return fit_predictor_from_dense(texts, sampled=decoded, target=target, draft=draft)
+        if len({text.id for text in texts}) < 2:
+            report = fit_predictor_from_dense(
+                texts, sampled=decoded, target=target, draft=draft
+            )
+            return report, None
+        within = _within(costs, texts)
+        choice = choose_predictor(
+            texts,
+            {"measured": within},
+            families=FAMILIES,
+            sampled=decoded,
+            target=target,
+            draft=draft,
+        )
+        return choice.report, choice_content(choice, within, yardsticks(texts, within))
     if decoded is None:
         raise ValueError(f"traces: {traces} holds none")
-    return fit_predictor(decoded, target=target, draft=draft)
+    return fit_predictor(decoded, target=target, draft=draft), None
+
+
+def _within(costs: RoundCosts, texts: Sequence[DenseText]) -> RoundCosts:
+    """Return the costs of as many tokens as were drafted in the texts."""
+    most = min(costs.gamma_max, *(text.gamma_max for text in texts))
+    return replace(costs, verify=costs.verify[: most + 1])
 
 
 def describe_latency(folder: Path) -> Latency:

@@ -23,6 +23,7 @@ from .config import (
     GenerateCommand,
     PlanCommand,
     PreviewCommand,
+    ReportCommand,
     VerifyCommand,
 )
 
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
     "train-exit": (ExitConfig, "training_exit", "run_train_exit"),
     "train-head": (HeadConfig, "training_head", "run_train_head"),
     "fit": (FitCommand, "commands", "run_fit"),
+    "report": (ReportCommand, "fit_report", "run_report"),
     "compare": (CompareCommand, "commands", "run_compare"),
     "generate": (GenerateCommand, "commands", "run_generate"),
     "verify": (VerifyCommand, "verifying", "run_verify"),
@@ -46,11 +48,12 @@ COMMANDS: dict[str, tuple[type, str, str]] = {
 }
 POSITIONAL = {
     "preview": "data",
+    "report": "lookahead",
     "verify": "draft",
     "calibrate": "draft",
     "export": "draft",
 }  # command -> the field that is given without a flag
-FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft."}
+FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft.", "lookahead": "Folder."}
 TWO_FILES = "Two bench.json to compare instead of measuring."
 
 

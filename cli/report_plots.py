@@ -96,7 +96,7 @@ def acceptance(training: Training) -> Figure:
     )  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_xlabel("optimizer step")
-    _legend_above(axes)
+    legend_above(axes)
     return figure
 
 
@@ -116,7 +116,7 @@ def divergence(training: Training) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("nats")
-    _legend_above(axes)
+    legend_above(axes)
     return figure
 
 
@@ -137,7 +137,7 @@ def latency(latency: Latency) -> Figure:
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.set_xlabel("tokens in the target's forward (γ + 1)")
     axes.set_ylabel("ms")
-    _legend_above(axes)
+    legend_above(axes)
     return figure
 
 
@@ -176,7 +176,7 @@ def speedups(arms: Sequence[Arm]) -> Figure:
             f"{arm.speedup:.2f}×", (arm.speedup, place), xytext=(0, 8), textcoords="offset points",
             ha="center", color=INK, fontweight="bold" if arm.gamma == "adaptive" else "normal",
         )  # fmt: skip
-    _speedup_axis(axes, [_name(arm.name) for arm in arms])
+    speedup_axis(axes, [_name(arm.name) for arm in arms])
     return figure
 
 
@@ -199,8 +199,8 @@ def domain_speedups(arms: Sequence[Arm], domains: Sequence[str]) -> Figure:
         )
     for edge in range(1, len(domains)):
         axes.axhline(edge - 0.5, color=GRID, linewidth=0.8)
-    _speedup_axis(axes, [_name(domain) for domain in domains])
-    _legend_above(axes)
+    speedup_axis(axes, [_name(domain) for domain in domains])
+    legend_above(axes)
     return figure
 
 
@@ -214,7 +214,7 @@ def _interval(
     )  # fmt: skip
 
 
-def _speedup_axis(axes: Any, names: Sequence[str]) -> None:
+def speedup_axis(axes: Any, names: Sequence[str]) -> None:
     axes.axvline(1, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.2)
     axes.set_yticks(range(len(names)), names, color=INK)
     axes.set_ylim(len(names) - 0.5, -0.6)
@@ -236,7 +236,7 @@ def accepted_lengths(arms: Sequence[Arm]) -> Figure:
     panels = list(figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat)
     longest = max(length for arm in arms for length in arm.accepted_lengths)
     for axes, arm in zip(panels, arms, strict=False):
-        _share_bars(axes, arm.accepted_lengths, _colour(arm))
+        share_bars(axes, arm.accepted_lengths, _colour(arm))
         axes.set_title(_name(arm.name), color=INK)
         axes.set_xlim(-0.6, longest + 0.6)
     for axes in panels[len(arms) :]:
@@ -249,14 +249,14 @@ def chosen_gammas(arms: Sequence[Arm]) -> Figure:
     """Share of rounds by how many tokens an adaptive arm drafted."""
     figure = new_figure(40 + 200 * len(arms))
     for axes, arm in zip(figure.subplots(len(arms), 1, squeeze=False).flat, arms, strict=True):
-        _share_bars(axes, arm.gammas, ACCENT)
+        share_bars(axes, arm.gammas, ACCENT)
         if len(arms) > 1:
             axes.set_title(_name(arm.name), color=INK)
         axes.set_xlabel("tokens drafted in a round (γ); 0 is a plain step")
     return figure
 
 
-def _share_bars(axes: Any, rounds: dict[int, int], colour: str) -> None:
+def share_bars(axes: Any, rounds: dict[int, int], colour: str) -> None:
     total = sum(rounds.values()) or 1
     lengths = sorted(rounds)
     shares = [rounds[length] / total for length in lengths]
@@ -274,7 +274,7 @@ def _name(name: str) -> str:
     return clean(name, 14)  # a longer one would leave no room for the plot
 
 
-def _legend_above(axes: Any) -> None:
+def legend_above(axes: Any) -> None:
     labels = axes.get_legend_handles_labels()[1]
     widths = [4 + len(label) for label in labels]  # in characters; a row has room for 54
     in_a_row = len(widths) if sum(widths) <= 54 else max(1, 44 // max(widths))

@@ -17,7 +17,10 @@ from ..data import DenseText
 from ..data.echoes import NO_ECHO, Echo, EchoIndex
 from ..data.signals import RECENT_START, RECENT_WEIGHT
 from .config import FitConfig
+from .depth_scores import DepthScore, score_rows
 from .fitting import FitReport, fit_predictor
+from .predictor import AcceptancePredictor
+from .trace_rows import TraceRows
 
 Columns = Mapping[str, npt.NDArray[Any]]
 TYPICAL_GAMMA_MAX = 8  # the γ of earlier rounds: 1 … this, evenly
@@ -147,3 +150,13 @@ def _echoes(
         found.echo(committed[: text.prompt_length + at], drafts[at][:drawn], drafts[at][drawn])
         for at, drawn in zip(position.tolist(), index.tolist(), strict=True)
     ]
+
+
+def score_depths(predictor: AcceptancePredictor, texts: Sequence[DenseText]) -> list[DepthScore]:
+    """Judge a predictor on dense texts that it was not fitted on, as it is: nothing learned online.
+
+    Raises:
+        ValueError: if there is no text.
+    """
+    rows = TraceRows.read(dense_columns(texts))
+    return score_rows(rows, predictor.predict(rows.features))

@@ -25,6 +25,7 @@ from .calibration import (
 )
 from .config import FitConfig
 from .curved import CurvedLogit
+from .depth_scores import DepthScore, score_rows
 from .families import fit_family
 from .features import DEPTH, FEATURES, LOOK
 from .linear import LinearLogit
@@ -33,8 +34,10 @@ from .trace_rows import Array, Bools, TraceRows
 
 SURVIVAL_TOLERANCE = 0.03  # a gap of S_k beyond this is noted …
 SURVIVAL_ROUNDS = 50  # … where so many rounds show it
+ECHO = [FEATURES.index("echo_agrees"), FEATURES.index("echo_differs")]
 FEATURE_SETS = [  # from few to all; indices into FEATURES
     [0, *range(DEPTH.start, DEPTH.stop)],  # the draft's top-1 probability and the depth
+    [0, *ECHO, *range(DEPTH.start, DEPTH.stop)],
     [*range(LOOK.start, LOOK.stop), *range(DEPTH.start, DEPTH.stop)],
     list(range(len(FEATURES))),
 ]
@@ -60,13 +63,14 @@ class FitReport:
     reliability: list[ReliabilityBin]
     reliability_raw: list[ReliabilityBin]
     survival: list[SurvivalRow]
+    depths: list[DepthScore]  # calibration at each depth, beside what luck alone would show
     features: list[str]  # those with a weight
     notes: list[str]  # what limits the trust in these figures
 
     def to_dict(self) -> dict[str, Any]:
         """Return all but the predictor, ready for JSON but for NaN."""
         content = {name: getattr(self, name) for name in self.__slots__ if name != "predictor"}
-        for name in ("reliability", "reliability_raw", "survival"):
+        for name in ("reliability", "reliability_raw", "survival", "depths"):
             content[name] = [asdict(row) for row in content[name]]
         return content
 
@@ -138,6 +142,7 @@ def fit_predictor(
         reliability=reliability(tested, accepted, config.reliability_bins, weight),
         reliability_raw=reliability(raw, accepted, config.reliability_bins, weight),
         survival=survival,
+        depths=score_rows(rows, chances),
         features=features,
         notes=notes,
     )

@@ -31,6 +31,7 @@ Ends = npt.NDArray[np.float64]
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 BOUNDS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.6, 2.0)
 SWITCH_ROUNDS = 30
+OURS_AT_A_THRESHOLD = "our chances, SpecDec++'s rule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +75,26 @@ def quickest(runs: Iterable[Judged]) -> Judged:
     return max(runs, key=lambda run: run.total.tokens_per_second)
 
 
-def peers(predictor: AcceptancePredictor, gamma_max: int) -> dict[str, dict[str, Make]]:
+def peers(
+    predictor: AcceptancePredictor,
+    gamma_max: int,
+    *,
+    echoing: AcceptancePredictor | None = None,
+) -> dict[str, dict[str, Make]]:
     """Return other people's policies that know no costs, each with its settings, its default first.
 
     Args:
-        predictor: of SpecDec++.
+        predictor: of SpecDec++; fit it on the draft's looks alone, as its head reads nothing else.
+        echoing: ours, for its rule on our chances: no peer, but what our rule is worth beside them.
     """
     most = {"gamma_max": gamma_max}
     starts = sorted({gamma_max, max(1, gamma_max // 2), 1}, reverse=True)
+    ours: dict[str, dict[str, Make]] = {}
+    if echoing is not None:
+        ours[OURS_AT_A_THRESHOLD] = {
+            f"1 − S > {each}": partial(SurvivalThreshold, echoing, each, **most)
+            for each in _from(0.7)
+        }
     return {
         "transformers heuristic": {
             f"start {start}": partial(HeuristicSchedule, start=start, **most) for start in starts
@@ -94,6 +107,7 @@ def peers(predictor: AcceptancePredictor, gamma_max: int) -> dict[str, dict[str,
             for each in _from(0.7)
         },
         "SVIP": {f"√H > {each}": partial(EntropyBound, each, **most) for each in BOUNDS},
+        **ours,
     }
 
 
@@ -150,22 +164,22 @@ def _progress(
     costs: RoundCosts,
 ) -> tuple[Ends, Ends]:
     """Return the tokens and the seconds at the end of each round of `after`, from its beginning."""
-    logged = _Logged(policy)
+    logged = Logged(policy)
     replay(logged, [join([*before, *after])], costs)
-    tokens, seconds = np.cumsum(logged.rounds, axis=0).T
+    tokens, seconds, _ = np.cumsum(logged.rounds, axis=0).T
     begin = float(sum(len(text.tokens) for text in before))
     at = float(np.interp(begin, tokens, seconds))
     later = tokens > begin
     return np.append(0.0, tokens[later] - begin), np.append(0.0, seconds[later] - at)
 
 
-class _Logged(ReadsTokens):
-    """Decides as another policy and keeps (tokens, seconds) of each round."""
+class Logged(ReadsTokens):
+    """Decides as another policy and keeps (tokens emitted, seconds, tokens drafted) of each round."""
 
     def __init__(self, inner: LookaheadPolicy) -> None:
         self.inner = inner
         self.gamma_max, self.reads_logits = inner.gamma_max, inner.reads_logits
-        self.rounds: list[tuple[int, float]] = []
+        self.rounds: list[tuple[int, float, int]] = []
 
     def begin_request(self, params: SamplingParams) -> None:
         self.inner.begin_request(params)
@@ -183,7 +197,7 @@ class _Logged(ReadsTokens):
         return self.inner.wants_token(depth, draft_logits)
 
     def end_round(self, outcome: RoundOutcome) -> None:
-        self.rounds.append((outcome.accepted + 1, outcome.round_seconds))
+        self.rounds.append((outcome.accepted + 1, outcome.round_seconds, outcome.drafted))
         self.inner.end_round(outcome)
 
     def for_rows(self, count: int) -> list[LookaheadPolicy]:

@@ -171,7 +171,8 @@ class SurvivalThreshold(LookReader, _StopAfter):
         self._threshold = threshold
         self._temperature = 1.0
         self._history = History()
-        self._base, self._survival = 0.0, 1.0
+        self._known: tuple[float, ...] = ()
+        self._survival = 1.0
 
     def begin_request(self, params: SamplingParams) -> None:
         self._temperature = params.temperature
@@ -180,17 +181,15 @@ class SurvivalThreshold(LookReader, _StopAfter):
 
     def begin_round(self, start: RoundStart) -> int:
         self._survival = 1.0
-        known = known_before(self._history, start.context_length, self._temperature)
-        self._base = self._predictor.round_logit(known)
+        self._known = known_before(self._history, start.context_length, self._temperature)
         return super().begin_round(start)
 
     def end_round(self, outcome: RoundOutcome) -> None:
         self._history.update(outcome)
 
     def _falls_short(self, depth: int, draft_logits: torch.Tensor) -> bool:
-        predictor = self._predictor
         look, echo = self.see(draft_logits)
-        logit = self._base + predictor.depth_logit(depth) + predictor.look_logit(look, echo)
+        logit = self._predictor.token_logit(look, depth, self._known, echo)
         self._survival *= sigmoid(logit)
         return 1.0 - self._survival > self._threshold
 

@@ -34,6 +34,7 @@ from foredraft.controller import (
     RoundCosts,
     SurvivalThreshold,
 )
+from foredraft.data.echoes import LookReader
 from foredraft.spec import (
     CachedModel,
     Drafter,
@@ -85,6 +86,23 @@ class ConfidencePolicy(FixedLookahead):
         return float(draft_logits.softmax(-1).max()) > 0.45
 
 
+class EchoPolicy(LookReader, FixedLookahead):
+    """Draws where the text said the likeliest token before, or after an even one: reads what was drawn before."""
+
+    def __init__(self) -> None:
+        LookReader.__init__(self)
+        FixedLookahead.__init__(self, 2)
+
+    def begin_round(self, start: RoundStart) -> int:
+        self.begin_text()  # each path that is enumerated has a text of its own
+        return super().begin_round(start)
+
+    def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
+        assert self._said is not None
+        last = [*self._said.committed, *self._said.drafted][-1]
+        return self.see(draft_logits)[1].agrees > 0 or last % 2 == 0
+
+
 class StatefulPolicy(FixedLookahead):
     """Drafts as far as the last round was accepted, and one more."""
 
@@ -127,6 +145,7 @@ POLICIES = {
     "γ=2": lambda: FixedLookahead(2),
     "coins": CoinPolicy,
     "confidence": lambda: ConfidencePolicy(2),
+    "echoes": EchoPolicy,
 }
 
 
