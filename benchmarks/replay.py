@@ -236,7 +236,11 @@ def main() -> None:
     parser.add_argument("--latency", type=Path, help="a measured latency.json, of any machine")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     parser.add_argument(
-        "--families", nargs="+", choices=FAMILIES, default=["linear"], help="predictors to choose from"
+        "--families",
+        nargs="+",
+        choices=FAMILIES,
+        default=["linear"],
+        help="predictors to choose from",
     )
     options = parser.parse_args()
     texts = mixed(read_dense_traces(options.texts))

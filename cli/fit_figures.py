@@ -176,4 +176,3 @@ def _rounds(policy: AdaptiveLookahead, text: DenseText, costs: RoundCosts) -> li
         shown.append(ShownRound(position=position, drafted=drafted, accepted=emitted - 1))
         position += emitted
     return shown
-

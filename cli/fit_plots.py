@@ -45,9 +45,7 @@ def speeds(figures: FitFigures) -> Figure:
     """Speed over plain decoding of every fixed γ, with lines for the adaptive lookahead and the oracle."""
     figure = new_figure(280)
     axes = figure.add_subplot()
-    axes.plot(
-        range(len(figures.fixed)), figures.fixed, color=NEUTRAL, marker="o", label="fixed γ"
-    )
+    axes.plot(range(len(figures.fixed)), figures.fixed, color=NEUTRAL, marker="o", label="fixed γ")
     axes.axhline(figures.adaptive, color=ACCENT, label="adaptive")
     axes.axhline(figures.oracle, color=WARM, linestyle=(0, (4, 3)), label="oracle")
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))

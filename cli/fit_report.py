@@ -29,7 +29,9 @@ def run_report(config: ReportCommand) -> None:
     if not latency.is_file():
         raise ValueError(f"lookahead: {folder} holds no fitted lookahead: it has no {latency.name}")
     machine = MachineFingerprint(**json.loads(latency.read_text())["machine"])
-    policy = AdaptiveLookahead.load(folder, machine=machine)  # replayed: any machine's times will do
+    policy = AdaptiveLookahead.load(
+        folder, machine=machine
+    )  # replayed: any machine's times will do
     texts = read_dense_traces(traces)
     most = min(policy.gamma_max, *(text.gamma_max for text in texts))
     costs = policy.latency.costs(most)

@@ -118,9 +118,7 @@ def _fit_predictor(
     if (traces / DENSE).is_dir():
         texts = read_dense_traces(traces / DENSE)
         if len({text.id for text in texts}) < 2:
-            report = fit_predictor_from_dense(
-                texts, sampled=decoded, target=target, draft=draft
-            )
+            report = fit_predictor_from_dense(texts, sampled=decoded, target=target, draft=draft)
             return report, None
         within = _within(costs, texts)
         choice = choose_predictor(

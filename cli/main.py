@@ -53,7 +53,11 @@ POSITIONAL = {
     "calibrate": "draft",
     "export": "draft",
 }  # command -> the field that is given without a flag
-FIRST = {"data": "Corpus folder, or conversations.", "draft": "Folder of the draft.", "lookahead": "Folder."}
+FIRST = {
+    "data": "Corpus folder, or conversations.",
+    "draft": "Folder of the draft.",
+    "lookahead": "Folder.",
+}
 TWO_FILES = "Two bench.json to compare instead of measuring."
 
 

@@ -55,7 +55,9 @@ def signals_and_top(logits: torch.Tensor) -> tuple[Signals, int]:
     shifted = row - top[0]  # [V], at most 0: neither exp nor the dot can overflow
     weights = shifted.exp()
     sums = [weights.sum(), weights @ shifted.clamp(min=_LOWEST)]
-    numbers = torch.stack([top[0], top[-1], *sums, places[0].float()])  # a place is exact below 2**24
+    numbers = torch.stack(
+        [top[0], top[-1], *sums, places[0].float()]
+    )  # a place is exact below 2**24
     first, second, total, dot, place = numbers.tolist()
     margin = first - second if row.shape[-1] > 1 else MARGIN_MAX
     log_total = math.log(total)

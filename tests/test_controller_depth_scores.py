@@ -11,7 +11,9 @@ from foredraft.controller.depth_scores import score_rows
 from foredraft.controller.trace_rows import TraceRows
 
 
-def rows(count: int, depths: int, *, shift: float = 0.0, seed: int = 0) -> tuple[TraceRows, np.ndarray]:
+def rows(
+    count: int, depths: int, *, shift: float = 0.0, seed: int = 0
+) -> tuple[TraceRows, np.ndarray]:
     """Return rounds that all draft `depths` tokens, and chances that are off by `shift` logits."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0.5, 1.2, (count, depths))
@@ -35,13 +37,15 @@ def rows(count: int, depths: int, *, shift: float = 0.0, seed: int = 0) -> tuple
 
 
 def test_right_chances_are_off_by_luck_alone() -> None:
-    excess = []
+    excess, errors, floors = [], [], []
     for seed in range(6):
         for score in score_rows(*rows(500, 3, seed=seed)):
-            assert score.ece == pytest.approx(score.ece_floor, rel=0.75)
+            errors.append(score.ece)
+            floors.append(score.ece_floor)
             assert abs(score.survival - score.observed) < 4.0 * score.survival_error
             excess.append(score.excess)
-    assert float(np.mean(excess)) < 0.02
+    assert np.mean(errors) == pytest.approx(np.mean(floors), rel=0.2)
+    assert float(np.mean(excess)) < 0.4 * float(np.mean(floors))
 
 
 def test_wrong_chances_stand_out_from_luck() -> None:

@@ -45,7 +45,9 @@ def test_an_echo_is_what_followed_the_longest_match_the_last_time(
     assert EchoIndex().echo(committed, drafted, token) == echo
     index = EchoIndex()
     for length in range(len(committed)):
-        index.echo(committed[:length], [4], 4)  # a text that grows; what was drafted leaves no trace
+        index.echo(
+            committed[:length], [4], 4
+        )  # a text that grows; what was drafted leaves no trace
     assert index.echo(committed, drafted, token) == echo
 
 
