@@ -17,7 +17,8 @@ TEMPLATE = """\
 </figure>
 {%- endmacro -%}
 {%- macro tile(name, value, note) -%}
-<div class="tile"><dt>{{ name }}</dt><dd class="figure">{{ value }}</dd><dd class="note">{{ note }}</dd></div>
+<div class="tile"><dt>{{ name }}</dt><dd class="figure">{{ value }}</dd><dd class="note">{{ note
+}}</dd></div>
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">
@@ -32,10 +33,10 @@ TEMPLATE = """\
 <main>
 <header>
 <p class="kicker">foredraft lookahead · {{ folder | clean }}</p>
-<h1>{{ "%.2f" | format(f.adaptive) }}× plain decoding in replay, {{ "%+.1f" | format(100 * (f.adaptive / best - 1)) }} %
-against the best fixed γ</h1>
-<p class="lead">{{ f.texts }} greedy texts, {{ f.tokens | large }} tokens, every policy decoding the same ones at
-this machine's measured times{{ "; the predictor was fitted on these very texts" if in_sample }}.</p>
+<h1>{{ "%.2f" | format(f.adaptive) }}× plain decoding in replay,
+{{ "%+.1f" | format(100 * (f.adaptive / best - 1)) }} % against the best fixed γ</h1>
+<p class="lead">{{ f.texts }} greedy texts, {{ f.tokens | large }} tokens, every policy decoding the same
+ones at this machine's measured times{{ "; the predictor was fitted on these very texts" if in_sample }}.</p>
 <dl class="tiles">
 {{ tile("Adaptive", "%.3f×" | format(f.adaptive), "over plain decoding") }}
 {{ tile("Best fixed γ", "%.3f×" | format(best), "γ = " ~ f.gamma ~ ", chosen in hindsight") }}
@@ -43,7 +44,8 @@ this machine's measured times{{ "; the predictor was fitted on these very texts"
 {{ tile("Share of the oracle's gain", f.share | share, "over the best fixed γ") }}
 {% if fit %}
 {{ tile("AUC", "%.2f" | format(fit.auc), "draft's own probability: %.2f" | format(fit.auc_raw)) }}
-{{ tile("ECE", "%.3f" | format(fit.ece), "before calibration %.3f; prompts not fitted on" | format(fit.ece_raw)) }}
+{{ tile("ECE", "%.3f" | format(fit.ece),
+   "before calibration %.3f; prompts not fitted on" | format(fit.ece_raw)) }}
 {% endif %}
 </dl>
 </header>
@@ -52,10 +54,13 @@ this machine's measured times{{ "; the predictor was fitted on these very texts"
 <div class="plots">
 {% call plot("speeds", "Speed by γ") %}Where the line of the fixed γ is low a wrong choice costs most; the
 adaptive lookahead is not told which is best.{% endcall %}
-{% call plot("domains", "Speed by domain") %}The best fixed γ is each domain's own, chosen in hindsight.{% endcall %}
-{% call plot("regret", "Regret") %}Time lost to the oracle, in plain steps: flat is as good as can be.{% endcall %}
+{% call plot("domains", "Speed by domain") %}The best fixed γ is
+ each domain's own, chosen in hindsight.{% endcall %}
+{% call plot("regret", "Regret") %}
+Time lost to the oracle, in plain steps: flat is as good as can be.{% endcall %}
 {% call plot("gammas", "What it drafts") %}Share of rounds, in percent.{% endcall %}
-{% call plot("rounds", "γ over a text") %}Text {{ f.text | clean(24) }}: each bar is a round; after it comes the
+{% call plot("rounds", "γ over a text") %}
+Text {{ f.text | clean(24) }}: each bar is a round; after it comes the
 target's own token.{% endcall %}
 </div>
 </section>
@@ -75,7 +80,8 @@ it. S is the chance that all tokens up to a depth are accepted.</p>
 {% endfor %}
 </tbody></table></div>
 <div class="plots">
-{% call plot("reliability", "Reliability by depth") %}On the diagonal what is predicted is what happens.{% endcall %}
+{% call plot("reliability", "Reliability by depth") %}
+On the diagonal what is predicted is what happens.{% endcall %}
 </div>
 </section>
 <section>
@@ -84,7 +90,8 @@ it. S is the chance that all tokens up to a depth are accepted.</p>
 <thead><tr><th>Domain</th><th>Tokens</th><th>Adaptive</th><th>Best fixed γ</th><th>Oracle</th></tr></thead>
 <tbody>
 {% for one in f.domains %}
-<tr><th>{{ one.name | clean(40) }}</th><td>{{ one.tokens | large }}</td><td>{{ "%.3f×" | format(one.adaptive) }}</td>
+<tr><th>{{ one.name | clean(40) }}</th><td>{{ one.tokens | large }}</td>
+<td>{{ "%.3f×" | format(one.adaptive) }}</td>
 <td>{{ "%.3f×" | format(one.best_fixed) }}<small>γ = {{ one.gamma }}</small></td>
 <td>{{ "%.3f×" | format(one.oracle) }}</td></tr>
 {% endfor %}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from controller_dense_sim import GAMMA, dense
+
 from foredraft.cli.config import FitCommand, ReportCommand
 from foredraft.cli.fit_figures import fit_figures
 from foredraft.cli.fit_report import run_report

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from controller_dense_sim import dense
+
 from foredraft.controller.dense_rows import dense_columns
 from foredraft.controller.judging import flat_costs, join
 from foredraft.controller.replay import replay

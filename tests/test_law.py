@@ -87,7 +87,7 @@ class ConfidencePolicy(FixedLookahead):
 
 
 class EchoPolicy(LookReader, FixedLookahead):
-    """Draws where the text said the likeliest token before, or after an even one: reads what was drawn before."""
+    """Draws where the text said the likeliest token before, or after an even one."""
 
     def __init__(self) -> None:
         LookReader.__init__(self)
