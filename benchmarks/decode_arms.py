@@ -16,12 +16,15 @@ from foredraft.spec import (
     FixedLookahead,
     LookaheadPolicy,
     ModelDrafter,
+    ReadsTokens,
     RoundOutcome,
     RoundStart,
+    Said,
     SamplingParams,
     SpeculativeDecoder,
     foredraft_generate,
     shared_copy,
+    show_tokens,
 )
 
 LOOKUP_TOKENS = 10  # transformers' own default of its prompt lookup
@@ -71,7 +74,7 @@ def as_assistant(draft: Any, kept: torch.Tensor | None, width: int) -> Any:
     return assistant
 
 
-class MarkingPolicy:
+class MarkingPolicy(ReadsTokens):
     """A policy that also marks the end of each round."""
 
     def __init__(self, policy: LookaheadPolicy) -> None:
@@ -87,6 +90,9 @@ class MarkingPolicy:
 
     def wants_step(self, depth: int) -> bool:
         return self._policy.wants_step(depth)
+
+    def read(self, said: Said) -> None:
+        show_tokens(self._policy, said)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self._policy.wants_token(depth, draft_logits)

@@ -13,10 +13,13 @@ from foredraft.controller import AdaptiveLookahead
 from foredraft.data import Prompt
 from foredraft.spec import (
     LookaheadPolicy,
+    ReadsTokens,
     RoundOutcome,
     RoundStart,
+    Said,
     SamplingParams,
     SpeculativeDecoder,
+    show_tokens,
 )
 
 
@@ -31,7 +34,7 @@ class DecisionCost:
     decisions: int
 
 
-class Clocked:
+class Clocked(ReadsTokens):
     """A policy whose calls are clocked."""
 
     def __init__(self, policy: LookaheadPolicy) -> None:
@@ -62,6 +65,9 @@ class Clocked:
         if depth > 1 and self.decisions:
             self.decisions[-1] += seconds
         return wanted
+
+    def read(self, said: Said) -> None:
+        show_tokens(self.policy, said)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         begun = time.perf_counter()

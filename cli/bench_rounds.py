@@ -6,7 +6,15 @@ import time
 
 import torch
 
-from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
+from ..spec import (
+    LookaheadPolicy,
+    ReadsTokens,
+    RoundOutcome,
+    RoundStart,
+    Said,
+    SamplingParams,
+    show_tokens,
+)
 from .bench_data import Rounds
 
 
@@ -22,7 +30,7 @@ class RoundLog:
         self.rounds = Rounds()
 
 
-class Watched:
+class Watched(ReadsTokens):
     """A policy that does as another does and writes down how each round went."""
 
     def __init__(self, policy: LookaheadPolicy, log: RoundLog) -> None:
@@ -41,6 +49,9 @@ class Watched:
 
     def wants_step(self, depth: int) -> bool:
         return self.policy.wants_step(depth)
+
+    def read(self, said: Said) -> None:
+        show_tokens(self.policy, said)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         return self.policy.wants_token(depth, draft_logits)
