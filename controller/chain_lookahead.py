@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..data import signals
-from ..spec import LookaheadPolicy, RoundOutcome, RoundStart, SamplingParams
+from ..spec import LookaheadPolicy, ReadsTokens, RoundOutcome, RoundStart, Said, SamplingParams
 from .adaptive import PAID_OFF, PROMPT_PAID_OFF, AdaptiveLookahead
 from .config import AdaptiveConfig, check_integer
 from .latency import LatencyTable, MachineFingerprint
@@ -91,7 +91,7 @@ class _ModelSide(AdaptiveLookahead):
         self._since_plain += 1
 
 
-class ChainLookahead:
+class ChainLookahead(ReadsTokens):
     """A LookaheadPolicy for a chain of prompt lookup and draft model that maximises E[tokens] − λ·seconds."""
 
     reads_logits = False  # it does without where a match is followed
@@ -178,6 +178,9 @@ class ChainLookahead:
         if self._plan.gamma > 0:
             return depth > 1  # a model that is asked after all was not chosen
         return self._model.wants_step(depth)
+
+    def read(self, said: Said) -> None:
+        self._model.read(said)
 
     def wants_token(self, depth: int, draft_logits: torch.Tensor) -> bool:
         """Is the model's token worth drawing, now that its look is known?"""
