@@ -140,10 +140,9 @@ def test_survival_is_a_product_of_chances() -> None:
     policy = SurvivalThreshold(predictor(), 0.4, gamma_max=8)
     policy.begin_request(GREEDY)
     policy.begin_round(RoundStart(context_length=10, gamma_limit=8))
-    base = policy._base
     survival, expected = 1.0, 8
     for depth in range(1, 9):
-        logit = base + predictor().depth_logit(depth) + predictor().look_logit(SIGNALS[look])
+        logit = predictor().token_logit(SIGNALS[look], depth, policy._known)
         chances.append(1.0 / (1.0 + math.exp(-logit)))
         survival *= chances[-1]
         if 1.0 - survival > 0.4:

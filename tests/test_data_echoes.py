@@ -127,7 +127,7 @@ def test_without_a_prompt_echoes_are_not_known() -> None:
     watching = Watching(2)
     watching.read = lambda said: pytest.fail("not to be told")  # type: ignore[method-assign]
     watching.shown.append(([], [], 0))
-    watching.wants_token = lambda depth, logits: True  # type: ignore[method-assign]
+    watching.wants_token = lambda depth, draft_logits: True  # type: ignore[method-assign]
     replay(watching, [dense(10)], flat_costs(0.1, 6))
     assert NO_ECHO.agrees != NO_ECHO.agrees
 

@@ -314,7 +314,7 @@ LOOKUP_PROMPT = (2, 0, 1, 2)  # a match at once; what follows it is a match or n
 @pytest.mark.parametrize("name", ["γ=2", "coins"])
 def test_prompt_lookup_emits_the_targets_law(params: SamplingParams, name: str) -> None:
     drafter = CountingLookup()
-    law = round_by_round_law(params, POLICIES[name](), drafter, prompt=LOOKUP_PROMPT)  # type: ignore[no-untyped-call]
+    law = round_by_round_law(params, POLICIES[name](), drafter, prompt=LOOKUP_PROMPT)
     assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) < TOLERANCE
     assert 2 in drafter.gammas
 

@@ -67,7 +67,7 @@ CHECKED = ("T=0", "T=1", "top_k=2", "repetition", "bad_words", "min_tokens", "al
 @pytest.mark.parametrize("make", [spelling, shared])
 def test_one_round_after_another_emits_the_targets_law(make: Any, policy: str, name: str) -> None:
     drafter: Drafter = make("own" if policy == "γ=2" else "fewer")
-    law = round_by_round_law(PARAMS[name], POLICIES[policy](), drafter)  # type: ignore[no-untyped-call]
+    law = round_by_round_law(PARAMS[name], POLICIES[policy](), drafter)
     assert largest_difference(law, target_law(PARAMS[name])) < TOLERANCE
 
 

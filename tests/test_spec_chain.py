@@ -66,7 +66,7 @@ def tables() -> ChainDrafter:
 def test_a_chain_emits_the_targets_law(settings: dict[str, Any], name: str) -> None:
     """Coins refuse some matches, so that the model drafts in rounds with one."""
     params = SamplingParams(**settings)
-    law = round_by_round_law(params, POLICIES[name](), tables(), prompt=LOOKUP_PROMPT)  # type: ignore[no-untyped-call]
+    law = round_by_round_law(params, POLICIES[name](), tables(), prompt=LOOKUP_PROMPT)
     assert largest_difference(law, target_law(params, LOOKUP_PROMPT)) < TOLERANCE
 
 
