@@ -373,6 +373,7 @@ def test_a_manifest_of_another_version_is_refused(written: Path, tmp_path: Path)
 
 
 def test_bad_requests_are_named(target: Any, tokenizer: Any, tmp_path: Path) -> None:
+    """B85: also a prompt that leaves no room for an answer; none is cut."""
     with pytest.raises(ValueError, match="prompts must not be empty"):
         write_corpus(target, tokenizer, [], tmp_path, CONFIG)
     long = Prompt("long", "x", "a" * 600)

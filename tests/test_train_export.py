@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,25 @@ def test_the_card_has_the_figures_of_foredraft_json_and_no_others(tmp_path: Path
     assert '--speculative-config \'{"model": "b", "num_speculative_tokens": 4' in card
     assert "--speculative-algorithm STANDALONE" in card
     assert "trained on 201" in card.replace("\n", " ")
+
+
+def test_the_lines_for_other_engines_are_what_a_shell_and_they_would_read(tmp_path: Path) -> None:
+    """Without a hole left to fill in: names, numbers that agree, and JSON that is JSON."""
+    folder = export_draft(write_draft(tmp_path / "a", tiny_llama()), tmp_path / "b")
+    blocks = (folder / "README.md").read_text().split("```sh\n")[1:]
+    vllm, sglang = (shlex.split(block.split("```")[0].replace("\\\n", " ")) for block in blocks)
+    assert vllm[:4] == ["vllm", "serve", "owner/target", "--speculative-config"]
+    assert json.loads(vllm[4]) == {
+        "model": "b",
+        "num_speculative_tokens": 4,
+        "method": "draft_model",
+    }
+    options = dict(zip(sglang[3::2], sglang[4::2], strict=True))
+    assert options["--model-path"] == "owner/target"
+    assert options["--speculative-draft-model-path"] == "b"
+    assert options["--speculative-algorithm"] == "STANDALONE"
+    steps, drafted = (options[f"--speculative-num-{n}"] for n in ("steps", "draft-tokens"))
+    assert int(drafted) == int(steps) + 1  # with one token a step, the last verified one added
 
 
 def test_the_python_of_the_card_is_python(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def assert_same_curve(first: list[dict[str, Any]], second: list[dict[str, Any]])
 
 
 def test_two_processes_give_the_curve_and_the_weights_of_one(tmp_path: Path) -> None:
-    """B72: uneven shares, 5 rows a step are 3 and 2, in micro-batches of 2: two of them and one.
+    """B60, B72: uneven shares, 5 rows a step are 3 and 2, in micro-batches of 2: two of them and one.
 
     A checkpoint of spread weights is as one process writes it: weights and optimizer, whole.
     """

@@ -25,6 +25,7 @@ from .batches import Example, rows_of_step
 from .config import DistillConfig
 from .heads import LogitHead, head_of
 from .lora import add_adapter, merged_state_dict
+from .own_weights import check_own_weights
 from .teacher import Teacher
 
 RANKED_TOKENS = 4096  # positions of the corpus at which the target's law is added up to rank tokens
@@ -118,10 +119,12 @@ def starting_model(config: DistillConfig, teacher: Teacher, tokenizer: Any) -> A
     """Return the untrained draft that the config asks for, its head whole and untied.
 
     Raises:
-        ValueError: if the draft's tokenizer differs from the target's, or `layers` does not fit it.
+        ValueError: if the draft is no model of its own or has another tokenizer than the target, or `layers`
+            does not fit the target.
     """
     if config.draft is None:
         return first_layers(teacher.model, config.layers)
+    check_own_weights(config.draft)
     check_same_vocabulary(tokenizer, load_tokenizer(config.draft))
     model = load_causal_lm(config.draft)
     head = model.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Whether a draft is a model of its own: one that can be verified, exported and calibrated."""
+"""Whether a draft is a model of its own: one that can be trained on, verified, exported and calibrated."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def check_own_weights(draft: str | Path) -> None:
         is_ = "a draft of another tokenizer, whose α is not defined token by token"
     elif name == PROMPT_LOOKUP:
         is_ = "no model"
+    elif (Path(name) / "adapter_config.json").is_file():
+        raise ValueError(
+            f"draft must be the folder of a model of its own, got {name}: adapters of another model; merge "
+            "them into it (peft: merge_and_unload), all of them, and give the folder of that"
+        )
     else:
         return
     raise ValueError(
