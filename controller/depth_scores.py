@@ -2,7 +2,8 @@
 
 The mean distance of ten bins from the diagonal is above 0 for perfectly calibrated chances too: with n tokens a
 bin is off by about √(p(1 − p)/n) on average. That floor is found by drawing the outcomes from the chances
-themselves, and the error is given as it is, with its floor, and as a X.
+themselves, and the error is given as it is, with its floor, and as a root mean square
+with the square that luck adds taken off: 0 about half of the time where the chances are right.
 """
 
 from __future__ import annotations
