@@ -45,7 +45,9 @@ def test_right_chances_are_off_by_luck_alone() -> None:
             assert abs(score.survival - score.observed) < 4.0 * score.survival_error
             excess.append(score.excess)
     assert np.mean(errors) == pytest.approx(np.mean(floors), rel=0.2)
-    assert float(np.mean(excess)) < 0.6 * float(np.mean(floors))  # a root is above 0 half of the time
+    assert float(np.mean(excess)) < 0.6 * float(
+        np.mean(floors)
+    )  # a root is above 0 half of the time
 
 
 def test_wrong_chances_stand_out_from_luck() -> None:
