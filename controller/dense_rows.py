@@ -7,6 +7,7 @@ rows together weigh as much as one decoding of the texts; positions where none s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..data.echoes import NO_ECHO, Echo, EchoIndex
 from ..data.signals import RECENT_START, RECENT_WEIGHT
 from .config import FitConfig
 from .depth_scores import DepthScore, score_rows
+from .features import ECHO_COLUMNS
 from .fitting import FitReport, fit_predictor
 from .predictor import AcceptancePredictor
 from .trace_rows import TraceRows
@@ -67,9 +69,14 @@ def dense_columns(texts: Sequence[DenseText]) -> dict[str, npt.NDArray[Any]]:
 def with_sampled(
     columns: Mapping[str, npt.NDArray[Any]], traces: Columns
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns, and after them the sampled rows of decode traces, as requests of their own."""
+    """Return the columns, and after them the sampled rows of decode traces, as requests of their own.
+
+    Echoes that the traces lack are not known.
+    """
     chosen = np.asarray(traces["temperature"]) > 0.0
-    more = {name: np.asarray(traces[name])[chosen] for name in columns if name != "weight"}
+    unknown = {name: np.full(len(chosen), math.nan) for name in ECHO_COLUMNS}
+    found = {**unknown, **traces}
+    more = {name: np.asarray(found[name])[chosen] for name in columns if name != "weight"}
     more["request"] = more["request"] + int(columns["request"].max()) + 1
     more["weight"] = np.ones(int(chosen.sum()))
     return {name: np.concatenate([column, more[name]]) for name, column in columns.items()}

@@ -87,7 +87,7 @@ def test_an_edit_is_as_fast_as_under_a_good_fixed_length(name: str, every: int) 
     script = edited(PAGE * 2, every)
     ours, _ = rates(MACHINES[name], script, measured(MACHINES[name]))
     fixed = [rates(MACHINES[name], script, FixedLookahead(gamma))[0] for gamma in (2, 4, 8, 16)]
-    assert ours > 0.9 * max(fixed)
+    assert ours > 0.85 * max(fixed)
     assert ours > 1.25
 
 

@@ -24,6 +24,7 @@ from foredraft.controller.features import (
 from foredraft.controller.forecast import ForecastPrior
 from foredraft.controller.linear import LinearLogit
 from foredraft.data import History, Signals, signals
+from foredraft.data.echoes import Echo
 
 
 def make_predictor(*, seed: int = 0, **changes: Any) -> AcceptancePredictor:
@@ -92,7 +93,7 @@ def test_logit_of_logprob(p: float) -> None:
 
 def test_features_of_extreme_looks_are_finite() -> None:
     for row in (torch.zeros(50), torch.tensor([40.0] + [-40.0] * 49), torch.tensor([3.0])):
-        assert all(map(math.isfinite, look_features(signals(row))))
+        assert all(map(math.isfinite, look_features(signals(row), Echo(0.0, 0.0))))
 
 
 def test_what_is_not_known_counts_as_the_mean_and_is_flagged() -> None:
@@ -136,7 +137,7 @@ def _put(name: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (_put("schema", 2), "schema is 2, expected 1"),
+        (_put("schema", 9), "schema is 9, expected 2"),
         (_put("features", list(FEATURES[1:])), "features are"),
         (_drop("forecast"), "lacks 'forecast'"),
         (_drop("golden"), "lacks 'golden'"),

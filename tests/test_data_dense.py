@@ -215,8 +215,8 @@ def test_what_cannot_be_recorded_is_named(decoder: SpeculativeDecoder, tmp_path:
     with pytest.raises(ValueError, match="holds dense traces with config"):
         record_dense_traces(decoder, rows[:1], tmp_path, DenseConfig(gamma_max=3))
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ValueError, match="schema is 2, expected 1"):
+    manifest.write_text(manifest.read_text().replace('"schema": 2', '"schema": 9'))
+    with pytest.raises(ValueError, match="schema is 9, expected 1 or 2"):
         read_dense_traces(tmp_path)
     with pytest.raises(ValueError, match="gamma_max must be an integer >= 1, got 0"):
         DenseConfig(gamma_max=0)
