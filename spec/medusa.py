@@ -33,7 +33,7 @@ class MedusaHeads(nn.Module):
         super().__init__()
         weight = target.get_output_embeddings().weight
         size = int(weight.shape[1])
-        self.blocks = nn.ModuleList(ExitAdapter(size, size) for _ in range(count))
+        self.blocks = nn.ModuleList(ExitAdapter(size, size, seed) for seed in range(count))
         self.to(weight.device, weight.dtype)
 
     @property

@@ -97,7 +97,7 @@ def train_exit(config: ExitConfig, *, target: Any = None, tokenizer: Any = None)
     states = _read(first, teacher, train, columns, shared)
     held_out = _read(first, teacher, dev, None, shared)
 
-    adapter = ExitAdapter(states.exits.shape[1], config.hidden).to(teacher.device)
+    adapter = ExitAdapter(states.exits.shape[1], config.hidden, config.seed).to(teacher.device)
     untrained = held_out_alpha(teacher, adapter, held_out.exits, held_out.ends)
     adapter = adapter.to(states.exits.dtype)
     _align(adapter, states)
