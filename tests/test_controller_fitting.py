@@ -86,7 +86,9 @@ def test_the_export_equals_scikit_learn() -> None:
     """The folded numbers are those of LogisticRegression, but for the slope and levels of calibration."""
     columns = informative()
     tested, features = columns["tested"], feature_matrix(columns)
-    some = np.where(np.isnan(features[tested]).all(0), 0.0, features[tested])  # echoes are not known here
+    some = np.where(
+        np.isnan(features[tested]).all(0), 0.0, features[tested]
+    )  # echoes are not known here
     filled = np.where(np.isnan(features), np.nanmean(some, axis=0), features)
     scaler = StandardScaler().fit(filled[tested])
     standard = scaler.transform(filled)

@@ -103,7 +103,9 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     target = tiny_llama()
     base = fields(tmp_path, target)
     send_in_step(monkeypatch, 2, signal.SIGTERM, signal.SIGINT)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a job in the background ignores it
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
             run(base, target)
