@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from shared_law import assert_law_is_the_targets
 
 from families import (
     FAMILIES,
@@ -20,19 +20,15 @@ from foredraft.data.dense_positions import read_text
 from foredraft.data.dense_rollouts import draft_chains
 from foredraft.spec import (
     BatchDecoder,
-    CachedModel,
     EagleHead,
     FixedLookahead,
     HeadDrafter,
-    LookaheadPolicy,
     MedusaHeads,
     SamplingParams,
     SpeculativeDecoder,
-    TokenLaw,
-    decode_round,
     with_heads,
 )
-from toys import ScriptedDraws, enumerate_law, greedy, tiny_llama
+from toys import greedy, tiny_llama
 
 Make = Callable[[Any], HeadDrafter]
 
@@ -142,47 +138,7 @@ def test_the_loop_emits_the_targets_law(params: SamplingParams, make: Make) -> N
     model = tiny_llama(vocabulary=3, layers=2, sharpness=1.0).double().requires_grad_(False)
     kept = torch.tensor([0, 2]) if params.temperature == 1.0 else None
     drafter = make(model, kept) if kept is not None else make(model)  # type: ignore[call-arg]
-    prompt, end = (0, 2), 5
-
-    def law_of(tokens: tuple[int, ...]) -> TokenLaw:
-        law = TokenLaw(params, prompt, width=3, eos_token_ids=(), device=torch.device("cpu"))
-        law.commit(tokens[len(prompt) :])
-        return law
-
-    found: dict[tuple[int, ...], float] = {}
-    partial: dict[tuple[int, ...], float] = {prompt: 1.0}
-    rounds = set[tuple[int, int]]()
-    policy: LookaheadPolicy = FixedLookahead(2)
-    while partial:
-        tokens, weight = partial.popitem()
-
-        def run(draws: ScriptedDraws, tokens: tuple[int, ...] = tokens) -> tuple[int, ...]:
-            drafter.target.start(tokens, end)
-            drafter.reset(end)
-            emitted, outcome = decode_round(
-                tokens, drafter.target, drafter, policy, law_of(tokens), draws,
-                gamma_limit=end - len(tokens) - 1,
-            )  # fmt: skip
-            rounds.add((outcome.drafted, outcome.accepted))
-            return (*tokens, *emitted)
-
-        for longer, chance in enumerate_law(run).items():
-            into = found if len(longer) == end else partial
-            into[longer] = into.get(longer, 0.0) + weight * chance
-
-    plain = CachedModel(model, width=3)
-    expected: dict[tuple[int, ...], float] = {prompt: 1.0}
-    for _ in range(end - len(prompt)):
-        longer_law: dict[tuple[int, ...], float] = {}
-        for tokens, weight in expected.items():
-            plain.reset(end)
-            probs = law_of(tokens).laws(plain.advance(tokens), [])  # [1, V]
-            assert isinstance(probs, torch.Tensor)
-            for token, p in enumerate(probs[0].tolist()):
-                longer_law[(*tokens, token)] = weight * p
-        expected = longer_law
-    assert max(abs(found.get(key, 0.0) - p) for key, p in expected.items()) < 1e-9
-    assert math.isclose(sum(found.values()), 1.0)
+    rounds = assert_law_is_the_targets(model, drafter, params, FixedLookahead(2))
     assert {(2, 0), (2, 1), (2, 2)} <= rounds
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from shared_law import assert_law_is_the_targets
 from test_families_limits import SHORT, longrope
 
 from controller_sim import predictor
@@ -24,7 +24,6 @@ from families import (
 from foredraft.controller import AdaptiveLookahead, RoundCosts
 from foredraft.spec import (
     BatchDecoder,
-    CachedModel,
     DecodeStats,
     FixedLookahead,
     LookaheadPolicy,
@@ -32,11 +31,9 @@ from foredraft.spec import (
     SamplingParams,
     SelfDrafter,
     SpeculativeDecoder,
-    TokenLaw,
-    decode_round,
     foredraft_generate,
 )
-from toys import ScriptedDraws, byte_tokenizer, enumerate_law, greedy, tiny_llama
+from toys import byte_tokenizer, greedy, tiny_llama
 
 LAYERS = 4
 
@@ -184,47 +181,8 @@ class LooksThenStops(FixedLookahead):
 def test_the_loop_emits_the_targets_law(params: SamplingParams, policy: LookaheadPolicy) -> None:
     model = tiny_llama(vocabulary=3, layers=3, sharpness=1.0).double()
     drafter = SelfDrafter(model, 1, width=3)
-    prompt, end = (0, 2), 5
-
-    def law_of(tokens: tuple[int, ...]) -> TokenLaw:
-        law = TokenLaw(params, prompt, width=3, eos_token_ids=(), device=torch.device("cpu"))
-        law.commit(tokens[len(prompt) :])
-        return law
-
-    found: dict[tuple[int, ...], float] = {}
-    partial: dict[tuple[int, ...], float] = {prompt: 1.0}
-    rounds = Counter[tuple[int, int]]()
-    while partial:
-        tokens, weight = partial.popitem()
-
-        def run(draws: ScriptedDraws, tokens: tuple[int, ...] = tokens) -> tuple[int, ...]:
-            drafter.target.start(tokens, end)
-            drafter.reset(end)
-            emitted, outcome = decode_round(
-                tokens, drafter.target, drafter, policy, law_of(tokens), draws,
-                gamma_limit=end - len(tokens) - 1,
-            )  # fmt: skip
-            rounds[outcome.drafted, outcome.accepted] += 1
-            return (*tokens, *emitted)
-
-        for longer, chance in enumerate_law(run).items():
-            into = found if len(longer) == end else partial
-            into[longer] = into.get(longer, 0.0) + weight * chance
-
-    plain = CachedModel(model, width=3)
-    expected: dict[tuple[int, ...], float] = {prompt: 1.0}
-    for _ in range(end - len(prompt)):
-        longer_law: dict[tuple[int, ...], float] = {}
-        for tokens, weight in expected.items():
-            plain.reset(end)
-            probs = law_of(tokens).laws(plain.advance(tokens), [])  # [1, V]
-            assert isinstance(probs, torch.Tensor)
-            for token, p in enumerate(probs[0].tolist()):
-                longer_law[(*tokens, token)] = weight * p
-        expected = longer_law
-    assert max(abs(found.get(key, 0.0) - p) for key, p in expected.items()) < 1e-9
-    assert math.isclose(sum(found.values()), 1.0)
-    assert {(1, 0), (1, 1)} <= rounds.keys()
+    rounds = assert_law_is_the_targets(model, drafter, params, policy)
+    assert {(1, 0), (1, 1)} <= rounds
 
 
 def test_the_adaptive_lookahead_and_a_batch_work_with_it() -> None:

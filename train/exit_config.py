@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..data.config import check_integer
 from .config import DistillConfig
 
 
@@ -58,9 +59,7 @@ class ExitConfig:
             "eval_every": 1,
         }
         for name, low in lows.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+            check_integer(name, getattr(self, name), low=low)
         if self.train_rows is not None and self.train_rows < 1:
             raise ValueError(f"train_rows must be >= 1, got {self.train_rows!r}")
         self.distilling()

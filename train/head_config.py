@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..data.config import check_integer
 from .config import DistillConfig
 
 KINDS = ("eagle", "medusa")
@@ -63,9 +64,7 @@ class HeadConfig:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         lows = {"depth": 1, "steps": 0, "batch_rows": 1, "eval_rows": 1, "eval_every": 1}
         for name, low in lows.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+            check_integer(name, getattr(self, name), low=low)
         if self.train_rows is not None and self.train_rows < 1:
             raise ValueError(f"train_rows must be >= 1, got {self.train_rows!r}")
         if not 0.0 < self.depth_decay <= 1.0:

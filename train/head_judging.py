@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from .batches import Example
+from .batches import Example, micro_batches
 from .divergences import Loss
 from .head_states import HeadTrainer
 from .losses import chunked_divergence
@@ -67,7 +67,7 @@ class Judge:
         Depth k is of the k-th token of a round, all before it accepted: the text is the target's own.
         """
         totals: list[torch.Tensor] = []
-        for part in parts_of(examples, batch_rows):
+        for part in micro_batches(examples, batch_rows):
             totals.append(torch.stack([_sum_and_count(each) for each in self.acceptance(part)]))
         total = torch.stack(totals).sum(0)  # [depths, 2]
         return (total[:, 0] / total[:, 1].clamp(min=1)).tolist()
@@ -99,13 +99,6 @@ class Judge:
         return self.teacher.log_sums(
             [example], states, self._loss.law, self._columns, chunk_tokens=CHUNK, temperature=1.0
         )
-
-
-def parts_of(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
-    """Yield examples, `size` of like length together."""
-    ordered = sorted(examples, key=lambda one: len(one.tokens))
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
 
 
 def _sum_and_count(values: torch.Tensor) -> torch.Tensor:

@@ -26,12 +26,12 @@ from ..spec import (
 )
 from ..spec.cached import context_length
 from ..spec.head_folder import save_heads
-from .batches import Example, prompt_groups, rows_of_step
+from .batches import Example, micro_batches, prompt_groups, rows_of_step
 from .config import DistillConfig
 from .divergences import loss_for
 from .draft import choose_kept_tokens
 from .head_config import HeadConfig
-from .head_judging import Judge, parts_of
+from .head_judging import Judge
 from .head_states import EagleTrainer, HeadTrainer, MedusaTrainer
 from .reading import read_training_data, saved_states
 from .schedule import learning_rate
@@ -212,7 +212,7 @@ class _Fit:
 def _batches(
     teacher: Teacher, examples: Sequence[Example], size: int
 ) -> Iterator[tuple[list[Example], list[torch.Tensor]]]:
-    for part in parts_of(examples, size):
+    for part in micro_batches(examples, size):
         yield part, [teacher.hidden([example]) for example in part]
 
 
