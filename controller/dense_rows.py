@@ -7,7 +7,6 @@ rows together weigh as much as one decoding of the texts; positions where none s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..data.echoes import NO_ECHO, Echo, EchoIndex
 from ..data.signals import RECENT_START, RECENT_WEIGHT
 from .config import FitConfig
 from .depth_scores import DepthScore, score_rows
-from .features import ECHO_COLUMNS
+from .features import ECHO_COLUMNS, column_or_unknown
 from .fitting import FitReport, fit_predictor
 from .predictor import AcceptancePredictor
 from .trace_rows import TraceRows
@@ -74,8 +73,8 @@ def with_sampled(
     Echoes that the traces lack are not known.
     """
     chosen = np.asarray(traces["temperature"]) > 0.0
-    unknown = {name: np.full(len(chosen), math.nan) for name in ECHO_COLUMNS}
-    found = {**unknown, **traces}
+    echoes = {name: column_or_unknown(traces, name, len(chosen)) for name in ECHO_COLUMNS}
+    found = {**traces, **echoes}
     more = {name: np.asarray(found[name])[chosen] for name in columns if name != "weight"}
     more["request"] = more["request"] + int(columns["request"].max()) + 1
     more["weight"] = np.ones(int(chosen.sum()))

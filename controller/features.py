@@ -102,7 +102,7 @@ def feature_matrix(traces: Mapping[str, npt.NDArray[Any]]) -> Array:
     column = {name: np.asarray(traces[name], dtype=np.float64) for name in TRACE_COLUMNS}
     buckets = np.minimum(column["depth"], DEPTH_BUCKETS).astype(np.intp) - 1
     logits = [logit_of_logprob(value) for value in column["top1_logprob"].tolist()]
-    echoes = [_optional(traces, name, len(logits)) for name in ECHO_COLUMNS]
+    echoes = [column_or_unknown(traces, name, len(logits)) for name in ECHO_COLUMNS]
     look = np.stack([np.array(logits), column["margin"], column["entropy"], *echoes], axis=1)
     known = np.stack(
         [
@@ -118,5 +118,6 @@ def feature_matrix(traces: Mapping[str, npt.NDArray[Any]]) -> Array:
     return np.concatenate([look, np.eye(DEPTH_BUCKETS)[buckets], known], axis=1)
 
 
-def _optional(traces: Mapping[str, npt.NDArray[Any]], name: str, rows: int) -> Array:
+def column_or_unknown(traces: Mapping[str, npt.NDArray[Any]], name: str, rows: int) -> Array:
+    """Return a column of traces, NaN (not known) in each row where they lack it."""
     return np.asarray(traces.get(name, np.full(rows, math.nan)), dtype=np.float64)
